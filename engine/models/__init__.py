@@ -1,0 +1,25 @@
+"""The table of model families. A new one is one file in this folder and one entry here."""
+
+from engine.errors import EngineError
+from engine.models.arch import Arch
+from engine.models.llama import LLAMA
+
+#: `general.architecture` -> family
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA,)}
+
+
+def get_arch(name: object) -> Arch:
+    """The family called `name`. Raises EngineError that lists what there is."""
+    if not isinstance(name, str) or name not in ARCHS:
+        raise EngineError(f"unknown model architecture: {name!r}; this version has: {', '.join(ARCHS)}")
+    return ARCHS[name]
+
+
+def arch_of_config(config: dict) -> Arch:
+    """The family of a Hugging Face config.json. Raises EngineError that lists what there is."""
+    names = config.get("architectures") or []
+    for arch in ARCHS.values():
+        if any(name in arch.hf_names for name in names):
+            return arch
+    known = ", ".join(name for arch in ARCHS.values() for name in arch.hf_names)
+    raise EngineError(f"unsupported model class {', '.join(map(str, names)) or '(none named)'}; this version has: {known}")

@@ -1,0 +1,140 @@
+"""One tensor in, blocks out: checks, cuts into row blocks, runs them on threads. Every row is independent, so the
+result does not depend on the number of threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from quant.errors import QuantError
+from quant.format import Format
+from quant.formats import get_format
+
+ROWS_PER_TASK = 1 << 16  # weights in one unit of work: small enough to balance, large enough to hide the call
+
+
+def quantize(
+    x: np.ndarray,
+    format: str | Format,
+    importance: np.ndarray | None = None,
+    threads: int | None = None,
+) -> np.ndarray:
+    """Quantize float32 rows.
+
+    x: float32 [rows, n] (or [n]); importance: None or float32 [n], one non-negative weight per column, as an importance
+    matrix gives it; threads: None means all cores. Returns uint8 [rows, row_size].
+
+    >>> import numpy as np
+    >>> quantize(np.ones((2, 32), np.float32), "Q8_0").shape
+    (2, 34)
+
+    Raises QuantError for an unknown or unwritable type, a row that is no multiple of the block, values or importance
+    that are not finite, and a type that needs importance when none is given.
+    """
+    fmt = get_format(format)
+    rows = _rows(x, np.float32)
+    blocks = np.empty((rows.shape[0], fmt.row_size(rows.shape[1]) // fmt.type_size), fmt.block)
+    quantize_into(rows, fmt, blocks, importance, threads)
+    return blocks.view(np.uint8).reshape(*x.shape[:-1], -1)
+
+
+def quantize_into(
+    rows: np.ndarray,
+    fmt: Format,
+    blocks: np.ndarray,
+    importance: np.ndarray | None = None,
+    threads: int | None = None,
+    name: str = "",
+) -> None:
+    """As `quantize`, float32 [rows, n] into given blocks [rows, n / block_size]; `name` goes into messages."""
+    from quant import kernels
+
+    where = f"{name}: " if name else ""
+    fmt.row_size(rows.shape[1])
+    module = fmt.kernels
+    if module.quantize is None and module.quantize_weighted is None:
+        raise QuantError(f"{where}{fmt} is not a type that files are written in; choose another")
+    at = kernels.first_nonfinite(rows)
+    if at >= 0:
+        row, column = divmod(at, rows.shape[1])
+        raise QuantError(f"{where}row {row}, column {column} is {rows[row, column]}; repair the source before quantizing")
+    if importance is not None and module.quantize_weighted is not None:
+        weight = check_importance(importance, rows.shape[1], name)
+
+        def work(lo: int, hi: int) -> None:
+            kernels.quantize_rows_weighted(rows[lo:hi], weight, blocks[lo:hi])
+    elif module.quantize is None:
+        raise QuantError(f"{where}{fmt} needs an importance matrix; collect one with `gguftools imatrix`, or choose another type")
+    else:
+
+        def work(lo: int, hi: int) -> None:
+            kernels.quantize_rows(rows[lo:hi], blocks[lo:hi])
+
+    run_rows(work, rows.shape[0], rows.shape[1], threads)
+
+
+def dequantize(q: np.ndarray, format: str | Format, threads: int | None = None) -> np.ndarray:
+    """The weights of quantized rows: uint8 [rows, row_size] (or [row_size]) -> float32 [rows, n].
+
+    >>> import numpy as np
+    >>> dequantize(quantize(np.ones((1, 32), np.float32), "Q8_0"), "Q8_0")[0, 0].item()
+    1.0
+
+    Raises QuantError for an unknown type or a row size that is no multiple of the block's bytes.
+    """
+    fmt = get_format(format)
+    rows = _rows(q, np.uint8)
+    if rows.shape[1] % fmt.type_size:
+        raise QuantError(f"rows of {rows.shape[1]} bytes are not a multiple of {fmt.type_size} ({fmt}'s block)")
+    out = dequantize_blocks(rows.view(fmt.block), fmt, threads)
+    return out.reshape(*q.shape[:-1], -1)
+
+
+def dequantize_blocks(blocks: np.ndarray, fmt: Format, threads: int | None = None) -> np.ndarray:
+    """Blocks [rows, n / block_size] -> float32 [rows, n]."""
+    from quant import kernels
+
+    out = np.empty((blocks.shape[0], blocks.shape[1] * fmt.block_size), np.float32)
+    run_rows(lambda lo, hi: kernels.dequantize_rows(blocks[lo:hi], out[lo:hi]), *out.shape, threads)
+    return out
+
+
+def check_importance(importance: np.ndarray, n: int, name: str = "") -> np.ndarray:
+    """Importance as contiguous float32 [n]. Raises QuantError unless it is finite, non-negative and of length n."""
+    where = f"{name}: " if name else ""
+    weight = np.ascontiguousarray(importance, np.float32)
+    if weight.shape != (n,):
+        raise QuantError(f"{where}importance has shape {weight.shape}, the rows have {n} columns")
+    bad = np.flatnonzero(~np.isfinite(weight) | (weight < 0))
+    if bad.size:
+        raise QuantError(
+            f"{where}importance of column {bad[0]} is {weight[bad[0]]}; it must be finite and not negative: "
+            "collect the importance matrix again"
+        )
+    return weight
+
+
+def run_rows(work: Callable[[int, int], None], rows: int, n: int, threads: int | None) -> None:
+    """Call work(first row, last row + 1) for pieces of about ROWS_PER_TASK weights, on `threads` threads."""
+    threads = threads or os.cpu_count() or 1
+    step = max(1, ROWS_PER_TASK // max(1, n))
+    starts = range(0, rows, step)
+    if threads == 1 or len(starts) < 2:
+        for lo in starts:
+            work(lo, min(rows, lo + step))
+        return
+    with ThreadPoolExecutor(min(threads, len(starts))) as pool:
+        for future in [pool.submit(work, lo, min(rows, lo + step)) for lo in starts]:
+            future.result()
+
+
+def _rows(x: np.ndarray, dtype) -> np.ndarray:
+    x = np.asarray(x)
+    if x.ndim not in (1, 2):
+        raise QuantError(f"expected rows, an array of 1 or 2 dimensions, not {x.ndim}")
+    if dtype == np.uint8 and x.dtype != np.uint8:
+        raise QuantError(f"expected uint8 rows, not {x.dtype}")
+    return np.ascontiguousarray(np.atleast_2d(x), dtype)
