@@ -4,7 +4,7 @@ numba's cache notices changes only in a kernel's own file. So the cache folder's
 `quant` and `engine` and of the versions that code generation depends on: an edit anywhere means a new folder.
 The folder is set for our kernels only; other numba code in the process keeps its own.
 
-No fastmath: quantizers must give the reference's bytes, and those come from strict float32 in a fixed order.
+No fastmath in `kernel`: quantizers must give the reference's bytes, and those come from strict float32 in a fixed order.
 """
 
 from __future__ import annotations
@@ -46,17 +46,23 @@ def _our_cache():
         config.CACHE_DIR = before
 
 
+#: What the engine's kernels may do with sums; infinities and NaN keep their meaning.
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+
 def kernel(function: Callable) -> Callable:
     """Compile `function` for each argument types on first call; cached on disk; runs without the GIL."""
     with _our_cache():
         return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
-def native(signature) -> Callable:
-    """Compile a function to machine code at once, for calls through its `.address`; cached on disk."""
+def fast_kernel(function: Callable) -> Callable:
+    """As `kernel`, but sums may be reordered and multiply-adds contracted: for the engine, never for quantizers."""
+    with _our_cache():
+        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)(function)
 
-    def decorate(function: Callable):
-        with _our_cache():
-            return numba.cfunc(signature, cache=True, error_model="numpy")(function)
 
-    return decorate
+def native(signature, function: Callable):
+    """Compile `function` to machine code at once, for calls through its `.address`; cached on disk."""
+    with _our_cache():
+        return numba.cfunc(signature, cache=True, error_model="numpy", fastmath=_FAST)(function)

@@ -1,6 +1,12 @@
 """Llama 2 and 3, SmolLM2 and other models of their shape: metadata, tensors, graph."""
 
-from engine.models.arch import Arch, Hparam, TensorRow
+from __future__ import annotations
+
+from engine import ops
+from engine.context import Context
+from engine.models.arch import Arch, Hparam, Hparams, TensorRow
+from engine.models.blocks import Weights, attend, ffn_swiglu, heads, linear, rms_norm
+from engine.tensor import Tensor
 
 #: Rows that every decoder of this kind shares, in the order in which conversion writes them.
 HPARAMS = (
@@ -54,11 +60,40 @@ TENSORS = (
 )
 
 
-def body(*args):
-    raise AssertionError("being written")
+def body(
+    ctx: Context, h: Hparams, w: Weights, tokens: Tensor, positions: Tensor, n_seq: int, out_rows: Tensor | None
+) -> Tensor:
+    """Token ids I32 [n] -> normalised hidden states [n_embd, n], or of the rows `out_rows` only.
+
+    n = n_seq sequences of n / n_seq tokens each, one after another; positions: I32 [n / n_seq].
+    """
+    x = ops.get_rows(ctx, w["token_embd.weight"], tokens)
+    for i in range(h.n_layer):
+        blk = f"blk.{i}."
+        cur = rms_norm(ctx, w, blk + "attn_norm", x, h.norm_eps)
+        q = heads(ctx, linear(ctx, w, blk + "attn_q", cur), h.n_embd_head_k, n_seq)
+        k = heads(ctx, linear(ctx, w, blk + "attn_k", cur), h.n_embd_head_k, n_seq)
+        v = heads(ctx, linear(ctx, w, blk + "attn_v", cur), h.n_embd_head_v, n_seq)
+        q, k = (rotate(ctx, h, w, t, positions) for t in (q, k))
+        cur = linear(ctx, w, blk + "attn_output", attend(ctx, q, k, v, h.n_embd_head_k**-0.5))
+        if out_rows is not None and i == h.n_layer - 1:  # nobody reads the other rows from here on
+            cur, x = ops.get_rows(ctx, cur, out_rows), ops.get_rows(ctx, x, out_rows)
+        x = ops.add(ctx, cur, x)
+        cur = rms_norm(ctx, w, blk + "ffn_norm", x, h.norm_eps)
+        x = ops.add(ctx, ffn_swiglu(ctx, w, blk, cur), x)
+    return rms_norm(ctx, w, "output_norm", x, h.norm_eps)
 
 
-head = body
+def head(ctx: Context, h: Hparams, w: Weights, hidden: Tensor) -> Tensor:
+    """Hidden states [n_embd, n] -> logits [n_vocab, n]; without an output matrix the embedding serves as one."""
+    return ops.mul_mat(ctx, w.get("output.weight") or w["token_embd.weight"], hidden)
+
+
+def rotate(ctx: Context, h: Hparams, w: Weights, x: Tensor, positions: Tensor) -> Tensor:
+    """Rotary embedding of heads [d, n_head, n_tokens, n_seq], with the model's scaling."""
+    freq_scale = 1.0 / h.rope_scaling_factor if h.rope_scaling_type == "linear" and h.rope_scaling_factor else 1.0
+    return ops.rope(ctx, x, positions, h.n_rot, h.rope_base, freq_scale, w.get("rope_freqs.weight"))
+
 
 LLAMA = Arch(
     name="llama",

@@ -1,0 +1,53 @@
+"""Kernels that turn rows of logits into per-token scores."""
+
+import numpy as np
+
+from engine.kernels.math import exp, row_max
+from quant.jit import fast_kernel
+
+
+@fast_kernel
+def log_sum_exp(x):
+    """(max, log of the sum of e^(x - max)): exponentials in float32, their sum in float64."""
+    top = row_max(x)
+    total = 0.0
+    for i in range(x.size):
+        total += np.float64(exp(x[i] - top))
+    return top, np.log(total)
+
+
+@fast_kernel
+def score_rows(logits, targets, nll):
+    """nll[i] = -log softmax(logits[i])[targets[i]]; logits float32 [n, n_vocab], targets int, nll float64 [n]."""
+    for i in range(logits.shape[0]):
+        top, rest = log_sum_exp(logits[i])
+        nll[i] = np.float64(top - logits[i, targets[i]]) + rest
+
+
+@fast_kernel
+def diverge_rows(base, logits, kld, same):
+    """kld[i] = KL(softmax(base[i]) || softmax(logits[i])), same[i] = do both have the same most likely token.
+
+    Terms whose base log-probability is below -16 are left out, as the reference does. Equal rows give exactly 0.
+    """
+    n = base.shape[1]
+    for i in range(base.shape[0]):
+        p, q = base[i], logits[i]
+        top_p, rest_p = log_sum_exp(p)
+        top_q, rest_q = log_sum_exp(q)
+        norm_p, norm_q = np.float64(top_p) + rest_p, np.float64(top_q) + rest_q
+        limit, shift = np.float32(norm_p - 16.0), np.float32(norm_p)
+        total = 0.0
+        for j in range(n):
+            weight = exp(p[j] - shift) if p[j] > limit else np.float32(0)
+            total += np.float64(weight) * (np.float64(p[j] - q[j]) - (norm_p - norm_q))
+        kld[i] = total
+        same[i] = _first_max(p, top_p) == _first_max(q, top_q)
+
+
+@fast_kernel
+def _first_max(x, top):
+    for j in range(x.size):
+        if x[j] == top:
+            return j
+    return 0

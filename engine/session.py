@@ -1,0 +1,217 @@
+"""A model that can be run: weights, backend, tokenizer, and the graphs that were built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.backends import Backend, Executable, get_backend
+from engine.context import Context
+from engine.errors import EngineError
+from engine.graph import Graph
+from engine.models import get_arch
+from engine.ops.op import F32, I32
+from engine.tensor import Flag, Tensor
+from engine.tokenizer import Tokenizer, from_metadata
+from quant import Format
+
+HEAD_ROWS = 256  # rows of logits that are computed at a time: bounds memory for large vocabularies
+
+#: Called with the weight's name and the float32 [rows, n] that it is multiplied with.
+Observer = Callable[[str, np.ndarray], None]
+
+
+class WeightView(Protocol):
+    """What the engine needs of a tensor in a file: NumPy shape, format, and its bytes (uint8, one axis)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def format(self) -> Format: ...
+    @property
+    def data(self) -> np.ndarray: ...
+
+
+class Session:
+    """A model over plain mappings: `metadata` with GGUF keys, `tensors` name -> WeightView.
+
+    Weights are used where they lie, never expanded as a whole. Graphs are kept: a second call with the same number of
+    tokens builds and plans nothing (`graphs_built`, `graphs_reused` count).
+
+    Raises EngineError for an architecture we do not have, for missing or unknown tensors and for wrong shapes.
+    """
+
+    def __init__(
+        self,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, WeightView] | None,
+        backend: str | Backend = "cpu",
+        threads: int | None = None,
+    ):
+        self.metadata = metadata
+        self.graphs_built = self.graphs_reused = 0
+        self._vocab_only = tensors is None
+        if tensors is None:
+            return
+        self.arch = get_arch(metadata.get("general.architecture"))
+        self.hparams = self.arch.read_hparams(metadata)
+        embedding = tensors.get("token_embd.weight")
+        if self.hparams.n_vocab is None and embedding is not None:
+            self.hparams.n_vocab = embedding.shape[0]
+        self.weights = self._bind(tensors)
+        self.backend = get_backend(backend, threads) if isinstance(backend, str) else backend
+        self._prepared: dict[tuple, tuple[Executable, dict[str, Tensor]]] = {}
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return from_metadata(self.metadata)
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Text -> token ids. `add_special` adds BOS and EOS where the model wants them; `parse_special` recognises
+        the text of control tokens."""
+        return self.tokenizer.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Token ids -> text."""
+        return self.tokenizer.detokenize(ids)
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length that the model was trained for."""
+        self._need_weights()
+        return self.hparams.n_ctx_train
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of logits."""
+        self._need_weights()
+        return self.hparams.n_vocab
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits of the next token behind every token of one sequence: float32 [n_tokens, n_vocab].
+
+        Raises EngineError for an empty list or an id outside of the vocabulary.
+        """
+        hidden = self.hidden(np.asarray(ids, np.int64)[None])
+        out = np.empty((hidden.shape[0], self.n_vocab), np.float32)
+        for lo in range(0, len(out), HEAD_ROWS):
+            out[lo : lo + HEAD_ROWS] = self.head(hidden[lo : lo + HEAD_ROWS])
+        return out
+
+    def hidden(self, windows: np.ndarray, first: int = 0, last: int | None = None, observe: Observer | None = None) -> np.ndarray:
+        """Normalised hidden states of positions first..last-1 of each window: float32 [n_windows * positions, n_embd].
+
+        windows: int [n_windows, n_tokens], independent sequences of equal length. observe: see Observer; it is called
+        for every product with a weight, of all positions whose hidden state is computed.
+        """
+        windows = np.asarray(windows)
+        n_seq, n_tokens = self._check(windows)
+        last = n_tokens if last is None else last
+        rows = None
+        if (first, last) != (0, n_tokens):
+            rows = (np.arange(n_seq)[:, None] * n_tokens + np.arange(first, last)).astype(np.int32).reshape(-1)
+        executable, io = self._graph(("body", n_seq, n_tokens, None if rows is None else rows.size))
+        io["tokens"].array()[...] = windows.reshape(-1)
+        io["positions"].array()[...] = np.arange(n_tokens)
+        if rows is not None:
+            io["rows"].array()[...] = rows
+        executable.run(None if observe is None else _observing(observe))
+        return io["result"].array()[0, 0].copy()
+
+    def head(self, hidden: np.ndarray, observe: Observer | None = None) -> np.ndarray:
+        """Logits of hidden states [n, n_embd]: float32 [n, n_vocab], valid until the next call."""
+        executable, io = self._graph(("head", hidden.shape[0]))
+        io["hidden"].array()[...] = hidden
+        executable.run(None if observe is None else _observing(observe))
+        return io["result"].array()[0, 0]
+
+    def _need_weights(self) -> None:
+        if self._vocab_only:
+            raise EngineError("the model was loaded with vocab_only: load it again without")
+
+    def _check(self, windows: np.ndarray) -> tuple[int, int]:
+        self._need_weights()
+        if windows.ndim != 2 or windows.size == 0:
+            raise EngineError("no tokens to run: the text is empty")
+        low, high = windows.min(), windows.max()
+        if low < 0 or high >= self.n_vocab:
+            bad = low if low < 0 else high
+            raise EngineError(f"token id {bad} is outside of the vocabulary of {self.n_vocab}")
+        return windows.shape  # type: ignore[return-value]
+
+    def _bind(self, tensors: Mapping[str, WeightView]) -> dict[str, Tensor]:
+        """Headers over the file's bytes, checked against what the family expects."""
+        expected = self.arch.expected_tensors(self.hparams)
+        unknown = next((name for name in tensors if name not in expected), None)
+        if unknown is not None:
+            raise EngineError(f"tensor '{unknown}' is not part of a {self.arch.name} model: this version cannot run it")
+        ctx, weights = Context(), {}
+        for name, (row, shape) in expected.items():
+            view = tensors.get(name)
+            if view is None:
+                if row.optional:
+                    continue
+                raise EngineError(f"tensor '{name}' is missing: the file is incomplete")
+            if tuple(view.shape) != shape:
+                raise EngineError(f"tensor '{name}' has shape {list(view.shape)}, expected {list(shape)}")
+            if view.format.module is None:
+                raise EngineError(f"tensor '{name}' is of type {view.format}, which this version cannot compute with")
+            weights[name] = ctx.tensor(view.format, *shape[::-1], name=name)
+            weights[name].bind(np.asarray(view.data).reshape(-1))
+        return weights
+
+    def _graph(self, key: tuple) -> tuple[Executable, dict[str, Tensor]]:
+        if key in self._prepared:
+            self.graphs_reused += 1
+            return self._prepared[key]
+        build = self._build_body if key[0] == "body" else self._build_head
+        io = build(*key[1:])
+        io["result"].flags |= Flag.OUTPUT
+        io["result"].name = "result"
+        executable = self.backend.prepare(Graph(max(2048, 32 * self.hparams.n_layer)).expand(io["result"]))
+        self.graphs_built += 1
+        while len(self._prepared) >= 4:  # a run uses two or three shapes
+            self._prepared.pop(next(iter(self._prepared)))
+        self._prepared[key] = executable, io
+        return executable, io
+
+    def _build_body(self, n_seq: int, n_tokens: int, n_rows: int | None) -> dict[str, Tensor]:
+        ctx = Context()
+        io = {
+            "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
+            "positions": _input(ctx, I32, n_tokens, name="positions"),
+        }
+        if n_rows is not None:
+            io["rows"] = _input(ctx, I32, n_rows, name="rows")
+        io["result"] = self.arch.body(
+            ctx, self.hparams, self.weights, io["tokens"], io["positions"], n_seq, io.get("rows")
+        )
+        return io
+
+    def _build_head(self, n: int) -> dict[str, Tensor]:
+        ctx = Context()
+        hidden = _input(ctx, F32, self.hparams.n_embd, n, name="hidden")
+        return {"hidden": hidden, "result": self.arch.head(ctx, self.hparams, self.weights, hidden)}
+
+
+def _input(ctx: Context, format: Format, *ne: int, name: str) -> Tensor:
+    tensor = ctx.tensor(format, *ne, name=name)
+    tensor.flags |= Flag.INPUT
+    return tensor
+
+
+def _observing(observe: Observer):
+    """An evaluation callback that hands every matrix product's input to `observe`."""
+
+    def callback(node: Tensor, ask: bool) -> bool:
+        wanted = node.op == "MUL_MAT" and node.src[0].op is None  # type: ignore[union-attr]
+        if wanted and not ask:
+            weight, x = node.src[:2]
+            observe(weight.name, x.array().reshape(-1, x.ne[0]))  # type: ignore[union-attr]
+        return wanted
+
+    return callback
