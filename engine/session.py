@@ -129,6 +129,11 @@ class Session:
         executable.run(None if observe is None else _observing(observe))
         return io["result"].array()[0, 0]
 
+    def check_context(self, n_ctx: int) -> None:
+        """Raises EngineError for windows longer than the model was trained for."""
+        if n_ctx > self.n_ctx_train:
+            raise EngineError(f"a context of {n_ctx} is beyond the {self.n_ctx_train} tokens that the model was trained for; use a smaller -c")
+
     def _need_weights(self) -> None:
         if self._vocab_only:
             raise EngineError("the model was loaded with vocab_only: load it again without")

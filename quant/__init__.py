@@ -9,9 +9,21 @@
 True
 """
 
+from quant.error import ErrorReport, error_report
 from quant.errors import QuantError
 from quant.format import Format
 from quant.formats import FORMATS, get_format
 from quant.quantize import dequantize, quantize
+from quant.validate import validate
 
-__all__ = ["FORMATS", "Format", "QuantError", "dequantize", "get_format", "quantize"]
+__all__ = [
+    "FORMATS",
+    "ErrorReport",
+    "Format",
+    "QuantError",
+    "dequantize",
+    "error_report",
+    "get_format",
+    "quantize",
+    "validate",
+]

@@ -26,7 +26,8 @@ class Format:
     A format module holds, in this order: `BLOCK` (the packed dtype of one block), the kernels `dequantize(b, y)`
     (block -> float32 [block_size]), `quantize(x, blocks)` and `quantize_weighted(x, w, blocks)` (one row: float32 [n],
     importance float32 [n], blocks [n / block_size]). A format that cannot be written without importance has
-    `quantize = None`; one that ignores importance has `quantize_weighted = None`.
+    `quantize = None`; one that ignores importance has `quantize_weighted = None`. A format that searches in tables too
+    large to be compiled into its kernels also has `tables()`, a tuple of arrays; both quantizers take it as last argument.
     """
 
     name: str
@@ -64,6 +65,12 @@ class Format:
     def block(self) -> np.dtype:
         """The dtype of one block in memory."""
         return self.kernels.BLOCK
+
+    @property
+    def tables(self) -> tuple[np.ndarray, ...]:
+        """What the quantizers take as last argument, or () where they need no tables."""
+        make = getattr(self.kernels, "tables", None)
+        return make() if make else ()
 
     def row_size(self, n: int) -> int:
         """Bytes of a row of `n` weights. Raises QuantError when `n` is not a multiple of the block."""

@@ -25,12 +25,12 @@ def dequantize_block(b, y):
     raise NotImplementedError("compiled code only")
 
 
-def quantize_row(x, blocks):
-    """blocks[n / block_size] = the row x[n]."""
+def quantize_row(x, blocks, tables):
+    """blocks[n / block_size] = the row x[n]; tables: those of the format (`Format.tables`)."""
     raise NotImplementedError("compiled code only")
 
 
-def quantize_row_weighted(x, w, blocks):
+def quantize_row_weighted(x, w, blocks, tables):
     """The same with importance w[n]."""
     raise NotImplementedError("compiled code only")
 
@@ -43,17 +43,21 @@ def _dequantize_block(b, y):
 
 
 @overload(quantize_row)
-def _quantize_row(x, blocks):
+def _quantize_row(x, blocks, tables):
     if (module := _module_of(getattr(blocks, "dtype", None))) is not None:
         function = module.quantize
-        return lambda x, blocks: function(x, blocks)
+        if len(tables):
+            return lambda x, blocks, tables: function(x, blocks, tables)
+        return lambda x, blocks, tables: function(x, blocks)
 
 
 @overload(quantize_row_weighted)
-def _quantize_row_weighted(x, w, blocks):
+def _quantize_row_weighted(x, w, blocks, tables):
     if (module := _module_of(getattr(blocks, "dtype", None))) is not None:
         function = module.quantize_weighted
-        return lambda x, w, blocks: function(x, w, blocks)
+        if len(tables):
+            return lambda x, w, blocks, tables: function(x, w, blocks, tables)
+        return lambda x, w, blocks, tables: function(x, w, blocks)
 
 
 @kernel
@@ -66,17 +70,17 @@ def dequantize_rows(blocks, y):
 
 
 @kernel
-def quantize_rows(x, blocks):
-    """x float32 [rows, n] -> blocks [rows, n / size]."""
+def quantize_rows(x, blocks, tables):
+    """x float32 [rows, n] -> blocks [rows, n / size]; tables: those of the format (`Format.tables`)."""
     for i in range(x.shape[0]):
-        quantize_row(x[i], blocks[i])
+        quantize_row(x[i], blocks[i], tables)
 
 
 @kernel
-def quantize_rows_weighted(x, w, blocks):
+def quantize_rows_weighted(x, w, blocks, tables):
     """The same with importance w float32 [n]."""
     for i in range(x.shape[0]):
-        quantize_row_weighted(x[i], w, blocks[i])
+        quantize_row_weighted(x[i], w, blocks[i], tables)
 
 
 @kernel

@@ -12,6 +12,7 @@ import numpy as np
 from quant.errors import QuantError
 from quant.format import Format
 from quant.formats import get_format
+from quant.validate import first_bad_block
 
 ROWS_PER_TASK = 1 << 16  # weights in one unit of work: small enough to balance, large enough to hide the call
 
@@ -48,8 +49,10 @@ def quantize_into(
     importance: np.ndarray | None = None,
     threads: int | None = None,
     name: str = "",
+    first_row: int = 0,
 ) -> None:
-    """As `quantize`, float32 [rows, n] into given blocks [rows, n / block_size]; `name` goes into messages."""
+    """As `quantize`, float32 [rows, n] into given blocks [rows, n / block_size]; `name`, and `first_row` for a piece of a
+    tensor, go into messages."""
     from quant import kernels
 
     where = f"{name}: " if name else ""
@@ -60,20 +63,28 @@ def quantize_into(
     at = kernels.first_nonfinite(rows)
     if at >= 0:
         row, column = divmod(at, rows.shape[1])
-        raise QuantError(f"{where}row {row}, column {column} is {rows[row, column]}; repair the source before quantizing")
+        found = f"row {first_row + row}, column {column} is {rows[row, column]}"
+        raise QuantError(f"{where}{found}; repair the source before quantizing")
+    tables = fmt.tables
     if importance is not None and module.quantize_weighted is not None:
         weight = check_importance(importance, rows.shape[1], name)
 
         def work(lo: int, hi: int) -> None:
-            kernels.quantize_rows_weighted(rows[lo:hi], weight, blocks[lo:hi])
+            kernels.quantize_rows_weighted(rows[lo:hi], weight, blocks[lo:hi], tables)
     elif module.quantize is None:
         raise QuantError(f"{where}{fmt} needs an importance matrix; collect one with `gguftools imatrix`, or choose another type")
     else:
 
         def work(lo: int, hi: int) -> None:
-            kernels.quantize_rows(rows[lo:hi], blocks[lo:hi])
+            kernels.quantize_rows(rows[lo:hi], blocks[lo:hi], tables)
 
     run_rows(work, rows.shape[0], rows.shape[1], threads)
+    bad = first_bad_block(blocks, fmt)
+    if bad >= 0:
+        row, column = divmod(bad * fmt.block_size, rows.shape[1])
+        largest = np.abs(rows[row, column : column + fmt.block_size]).max()
+        found = f"row {first_row + row}, column {column}: values up to {largest:.3g} overflow {fmt}"
+        raise QuantError(f"{where}{found}; use BF16 or F32")
 
 
 def dequantize(q: np.ndarray, format: str | Format, threads: int | None = None) -> np.ndarray:

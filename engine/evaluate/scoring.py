@@ -111,8 +111,7 @@ def evaluate(
     """
     everyone = [*([base] if base else []), *models]
     for session in everyone:
-        if n_ctx > session.n_ctx_train:
-            raise EngineError(f"a context of {n_ctx} is beyond the {session.n_ctx_train} tokens that the model was trained for")
+        session.check_context(n_ctx)
         if session.n_vocab != everyone[0].n_vocab:
             raise EngineError(f"the models have different vocabularies: {everyone[0].n_vocab} and {session.n_vocab} tokens")
     tokenizer = everyone[0].tokenizer

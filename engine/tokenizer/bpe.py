@@ -33,7 +33,7 @@ class ByteLevelBPE:
         merges = dict.fromkeys(_pair(merge) for merge in read_strings(metadata, MERGES))
         try:
             model = models.BPE(vocab.ids, list(merges), ignore_merges=pre.ignore_merges)
-        except Exception as error:  # the library raises bare Exception, and UnicodeEncodeError for lone surrogates
+        except Exception as error:  # the library raises nothing more special
             raise EngineError(f"key '{MERGES}' does not fit the vocabulary: {str(error).splitlines()[0]}") from None
         self._tokenizer = Tokenizer(model)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -52,10 +52,10 @@ class ByteLevelBPE:
         """The bytes that a token stands for; special tokens stand for their text, unused ones for nothing."""
         token, kind = self.vocab.tokens[i], self.vocab.types[i]
         if kind == TokenType.NORMAL:
-            return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode(errors="replace") for c in token)
+            return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode() for c in token)
         if kind == TokenType.BYTE:
             return _byte(token)
-        return b"" if kind == TokenType.UNUSED else token.encode(errors="replace")
+        return b"" if kind == TokenType.UNUSED else token.encode()
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -70,4 +70,4 @@ def _byte(token: str) -> bytes:
     try:
         return bytes([int(token.removeprefix("<0x").removesuffix(">"), 16)])
     except ValueError:
-        return token.encode(errors="replace")
+        return token.encode()

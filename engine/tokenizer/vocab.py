@@ -113,7 +113,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     special = {name: i for name, key in SPECIAL_KEYS.items() if (i := _read_id(metadata, key, len(tokens))) is not None}
     eog = _mark_endings(ids, types, special)
     cuttable = [i for i, t in enumerate(types) if t in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)]
-    cuttable.sort(key=lambda i: len(tokens[i].encode(errors="replace")), reverse=True)
+    cuttable.sort(key=lambda i: len(tokens[i].encode()), reverse=True)
     add_bos, add_eos = (read_bool(metadata, f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos"))
     return Vocab(tokens, types, ids, special, eog, add_bos, add_eos, tuple(cuttable))
 
@@ -134,14 +134,19 @@ def _mark_endings(ids: dict[str, int], types: list[int], special: dict[str, int]
     return frozenset(eog)
 
 
-def read_strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
-    """An array of strings. Raises EngineError if it is missing or something else."""
+def read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    """An array of strings. Raises EngineError if it is missing, something else, or not Unicode."""
     value = metadata.get(key)
     if value is None:
         raise EngineError(f"key '{key}' is missing: the file has no usable vocabulary")
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not all(type(v) is str for v in value):
+    strings = list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
+    if strings is None or not all(type(s) is str for s in strings):
         raise EngineError(f"key '{key}' is not an array of strings: the file is damaged")
-    return value
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        raise EngineError(f"key '{key}' holds strings that are not UTF-8: the file is damaged") from None
+    return strings
 
 
 def read_bool(metadata: Mapping[str, Any], key: str) -> bool | None:

@@ -1,0 +1,128 @@
+"""Importance matrix: what calibration text puts into each column of every weight matrix.
+
+For a product `x @ w.T` the error of quantizing column j of w counts in proportion to the mean of x[j]^2. `IMatrix`
+gathers these means: the engine calls `observe` with every matrix product's input, quantization asks for `importance`.
+Files are read and written elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quant.errors import QuantError
+
+
+@dataclass
+class Entry:
+    """Sums over the inputs of one weight tensor of n columns, which holds n_mat matrices (experts; 1 for plain ones).
+
+    squares: float64 [n_mat, n], sum of x^2; counts: int64 [n_mat], number of inputs; sums: float64 [n_mat, n], sum of
+    x, or None where it is not known (old files).
+    """
+
+    squares: np.ndarray
+    counts: np.ndarray
+    sums: np.ndarray | None
+
+    @classmethod
+    def zeros(cls, n_mat: int, n: int) -> Entry:
+        return cls(np.zeros((n_mat, n)), np.zeros(n_mat, np.int64), np.zeros((n_mat, n)))
+
+    def add(self, matrix: int, x: np.ndarray) -> None:
+        """Account for the inputs x [rows, n] of one matrix."""
+        # float64 sums: the number of tokens has no bearing on precision
+        self.squares[matrix] += np.einsum("ij,ij->j", x, x, dtype=np.float64)
+        if self.sums is not None:
+            self.sums[matrix] += x.sum(axis=0, dtype=np.float64)
+        self.counts[matrix] += len(x)
+
+
+@dataclass
+class IMatrix:
+    """Entries by name of the weight, and what is known of the text.
+
+    datasets: names of the texts; chunk_size: tokens per chunk; chunk_count: chunks seen.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    datasets: list[str] = field(default_factory=list)
+    chunk_count: int = 0
+    chunk_size: int = 512
+
+    def observe(self, name: str, x: np.ndarray, n_mat: int = 1) -> None:
+        """Account for the inputs of a plain product with the weight `name`.
+
+        x: float32 [..., rows, n]; n_mat: matrices in the weight (more than 1 where its heads are matrices of their own:
+        then the third last axis of x walks through them, repeatedly if it is longer).
+
+        >>> m = IMatrix()
+        >>> m.observe("blk.0.attn_q.weight", np.float32([[1, 2], [3, 4]]))
+        >>> m.importance("blk.0.attn_q.weight").tolist()
+        [[5.0, 10.0]]
+
+        Raises QuantError when x does not fit what was observed before, or is not finite.
+        """
+        entry = self._entry(name, n_mat, x)
+        groups = x.reshape(-1, *x.shape[-2:]) if n_mat > 1 else x.reshape(1, -1, x.shape[-1])
+        for i, rows in enumerate(groups):
+            entry.add(i % n_mat, rows)
+
+    def observe_experts(self, name: str, x: np.ndarray, ids: np.ndarray, n_expert: int) -> None:
+        """Account for the inputs of a product in which every token picks its experts.
+
+        x: float32 [tokens, slots, n], or [tokens, 1, n] where all slots of a token share one input; ids: int [tokens,
+        slots], the experts. Raises QuantError as `observe` does, and for ids outside of 0..n_expert - 1.
+        """
+        if ids.size and not 0 <= ids.min() <= ids.max() < n_expert:
+            raise QuantError(f"{name}: expert {ids.min()}..{ids.max()} chosen of {n_expert}; the routing is broken")
+        entry = self._entry(name, n_expert, x)
+        shared = x.shape[1] == 1
+        for expert in np.unique(ids):
+            token, slot = np.nonzero(ids == expert)
+            entry.add(expert, x[token, 0 if shared else slot])
+
+    def importance(self, name: str) -> np.ndarray:
+        """float32 [n_mat, n]: mean of the squares per matrix, 1 for a matrix that no input reached.
+
+        Raises QuantError if there is no entry of this name.
+        """
+        if name not in self.entries:
+            raise QuantError(f"{name}: has no entry in the importance matrix; collect it again for this model")
+        entry = self.entries[name]
+        counts = entry.counts[:, None]
+        # as the reference: float32 sums divided by float32 counts
+        mean = entry.squares.astype(np.float32) / np.maximum(counts, 1).astype(np.float32)
+        return np.where(counts > 0, mean, np.float32(1))
+
+    def merge(self, other: IMatrix) -> None:
+        """Add the sums of another matrix, as if its text had been observed too.
+
+        Raises QuantError, with nothing added, where an entry has another shape.
+        """
+        for name, entry in other.entries.items():
+            mine = self.entries.get(name)
+            if mine is not None and mine.squares.shape != entry.squares.shape:
+                raise QuantError(
+                    f"{name}: entries of shape {mine.squares.shape} and {entry.squares.shape} cannot be merged: "
+                    "the importance matrices belong to different models"
+                )
+        for name, entry in other.entries.items():
+            mine = self.entries.setdefault(name, Entry.zeros(*entry.squares.shape))
+            mine.squares += entry.squares
+            mine.counts += entry.counts
+            mine.sums = None if mine.sums is None or entry.sums is None else mine.sums + entry.sums
+        self.datasets += [d for d in other.datasets if d not in self.datasets]
+        self.chunk_count += other.chunk_count
+
+    def _entry(self, name: str, n_mat: int, x: np.ndarray) -> Entry:
+        if not np.isfinite(x).all():
+            raise QuantError(f"{name}: its input is not finite: the model or the text is broken")
+        entry = self.entries.setdefault(name, Entry.zeros(n_mat, x.shape[-1]))
+        if entry.squares.shape != (n_mat, x.shape[-1]):
+            raise QuantError(
+                f"{name}: input of {n_mat} matrices and {x.shape[-1]} columns after one of {entry.squares.shape}: "
+                "the importance matrix belongs to another model"
+            )
+        return entry

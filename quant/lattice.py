@@ -1,0 +1,353 @@
+"""What the IQ formats share: points near a vector, signs folded away, and the search for a group's scale and points.
+
+A group of 16 or 32 weights is cut into vectors of 8 (or 4) magnitudes; each vector is stored as a point of the format's
+codebook, the group as one scale. Vectors and points are handled as packed codes (see `quant.codebooks`).
+
+Strict float32, sums in the reference's order. Speed comes from side by side work that leaves each sum alone: all tries
+of a scale go through the loops together, and so do all candidates for a point.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from quant.codebooks import CODEBOOKS
+from quant.half import bits_of, float_to_half
+from quant.jit import kernel
+from quant.search import nearest, positive
+
+OFF_GRID, ALL_IF_ANY, ALL = range(3)
+
+
+class Method(NamedTuple):
+    """How a format searches.
+
+    group: weights per scale; dims: weights per point; even: signs have even parity (see `fold_signs`); eps: a group
+    whose largest magnitude is below is stored as zeros; tries: how many inverse scales, an odd number of them around
+    (2 * levels - 1) / largest, whose numerators are `step` apart; again: the vectors projected once more with the best
+    scale: those that were not on the grid, all if there was one (or no try was better than none), or all; start: the
+    tries are laid around the scale of a plain search (`search.positive`), not around the largest magnitude.
+    """
+
+    group: int
+    dims: int
+    even: bool
+    eps: np.float32
+    tries: int
+    step: np.float32
+    again: int
+    start: bool
+
+
+class Work(NamedTuple):
+    """Arrays of a search in one block of 256 weights: first its results, then scratch for one group."""
+
+    codes: np.ndarray  # int32 [256 / dims], the points' packed codes
+    signs: np.ndarray  # uint8 [32], bit i: weight i of 8 is negative
+    scales: np.ndarray  # float32 [256 / group], not negative
+    weight: np.ndarray  # float32 [256]
+    magnitude: np.ndarray  # float32 [group]
+    root: np.ndarray  # float32 [group], square roots of the weights
+    plain: np.ndarray  # uint8 [group], levels of the plain search
+    tried: np.ndarray  # int32 [group / dims, tries], codes
+    off: np.ndarray  # int32 [tries], bit k: vector k was not on the grid
+    floats: np.ndarray  # float32 [4, tries], inverse scales, scales and two sums
+
+
+_NONE = np.uint64(0x7F7FFFFF) << np.uint64(32)  # a key above that of every distance below the largest float32
+_PAD = 8  # lists are filled up to a multiple of this, so that whole vectors cover them
+
+
+@lru_cache(maxsize=len(CODEBOOKS))
+def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Index and neighbour lists of a format's codebook: (index, near).
+
+    index: int32, by packed code: the point's position in the codebook, or -1 - offset of a list in `near` where the
+    code is no point. near: uint16, a list is its length and then the codes of the points in the `shells` smallest
+    distances from the vector, by distance and then by position; the last is repeated to fill up.
+    """
+    book = CODEBOOKS[name]
+    shift = book.bits * np.arange(book.dims)
+    points = (book.codes[:, None].astype(np.int32) >> shift) & ((1 << book.bits) - 1)
+    vectors = np.indices((book.levels,) * book.dims).reshape(book.dims, -1).T[:, ::-1]
+    packed = (vectors << shift).sum(1)
+    index = np.zeros(1 << (book.bits * book.dims), np.int32)
+    index[book.codes] = np.arange(book.codes.size)
+    off = ~np.isin(packed, book.codes)
+    vectors, packed = vectors[off], packed[off]
+
+    product = vectors.astype(np.float32) @ points.T.astype(np.float32)
+    square = (vectors**2).sum(1)[:, None] + (points**2).sum(1)
+    distance = (square - 2 * product).astype(np.int16)
+    bound = distance.min(1)
+    for _ in range(book.shells - 1):
+        bound = np.where(distance > bound[:, None], distance, np.int16(32767)).min(1)
+    row, position = np.nonzero(distance <= bound[:, None])
+    order = np.argsort(row * 4096 + distance[row, position], kind="stable")
+    row, codes = row[order], book.codes[position[order]]
+
+    count = np.bincount(row, minlength=packed.size)
+    length = -(-count // _PAD) * _PAD
+    start = np.cumsum(length + 1) - (length + 1)
+    index[packed] = -1 - start
+    last = codes[np.cumsum(count) - 1]
+    near = np.repeat(last, length + 1)
+    near[start] = length
+    first = np.cumsum(count) - count
+    near[start[row] + 1 + np.arange(row.size) - first[row]] = codes
+    return index, near
+
+
+@kernel
+def finite_half(d):
+    """float32 -> bits of the nearest finite IEEE half; NaN gives zero."""
+    if np.isnan(d):
+        return np.uint16(0)
+    return float_to_half(max(np.float32(-65504), min(np.float32(65504), d)))
+
+
+@kernel
+def mean_square(x, factor):
+    """factor * sum of squares / count, summed from left to right."""
+    total = np.float32(0)
+    for j in range(x.size):
+        total += x[j] * x[j]
+    return factor * total / np.float32(x.size)
+
+
+@kernel
+def importance_weights(x, w, sigma2, weight):
+    """weight = w * sqrt(sigma2 + x^2), or x^2 where w is None."""
+    for j in range(x.size):
+        if w is None:
+            weight[j] = x[j] * x[j]
+        else:
+            weight[j] = w[j] * np.sqrt(sigma2 + x[j] * x[j])
+
+
+@kernel
+def nearest_level(scale, inverse, top):
+    """Level l of 0..top that stores a scale as 2 l + 1 units; inverse: of the unit."""
+    return max(np.int32(0), min(np.int32(top), nearest(np.float32(0.5) * (inverse * scale - np.float32(1)))))
+
+
+@kernel
+def fold_signs(x, weight, even, magnitude, signs):
+    """x = signs * magnitude: signs get a byte per 8 weights (bit i: weight i is negative). Returns the largest magnitude.
+
+    With `even`, a byte has an even number of ones, so that its top bit needs no room: where the number is odd, the
+    weight with the least weight * x^2 gets the other sign, and so a negative magnitude.
+    """
+    for k in range(x.size // 8):
+        byte = np.int32(0)
+        ones = np.int32(0)
+        for i in range(8):
+            minus = np.int32(x[8 * k + i] < np.float32(0))
+            byte |= minus << np.int32(i)
+            ones += minus
+            magnitude[8 * k + i] = abs(x[8 * k + i])
+        if even and ones & 1:
+            at = 0
+            least = weight[8 * k] * x[8 * k] * x[8 * k]
+            for i in range(1, 8):
+                cost = weight[8 * k + i] * x[8 * k + i] * x[8 * k + i]
+                if cost < least:
+                    least = cost
+                    at = i
+            magnitude[8 * k + at] = -magnitude[8 * k + at]
+            byte ^= 1 << at
+        signs[k] = byte
+    largest = magnitude[0]
+    for j in range(1, x.size):
+        largest = max(largest, magnitude[j])
+    return largest
+
+
+def _point_kernels(dims: int, bits: int, levels: int):
+    """The kernels that depend on the shape of a point: `nearest_point`, `encode` and `add_sums`."""
+    full = (1 << bits) - 1
+
+    @kernel
+    def nearest_point(near, at, x, w, first, scale, step, base):
+        """Code of a point for x[first : first + dims]: of the list at near[at] the first with the least distance.
+
+        The distance is the sum of w * (scale * q - x)^2, q = step * level + base. Where none is below the largest
+        float32 (the reference aborts) the list's first point is taken.
+        """
+        best = _NONE
+        start = np.uint64(at) + np.uint64(1)  # unsigned: with a check for wraparound LLVM would not vectorize
+        for n in range(np.uint64(near[at])):
+            code = np.int32(near[start + n])
+            total = np.float32(0)
+            for i in range(dims):
+                q = step * np.float32((code >> np.int32(bits * i)) & np.int32(full)) + base
+                diff = scale * q - x[first + i]
+                total += w[first + i] * diff * diff
+            # distances are not negative, so their bits are in their order, and NaN is above all
+            best = min(best, (np.uint64(bits_of(total)) << np.uint64(32)) | n)
+        return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
+
+    @kernel
+    def encode(x, first, inverse, codes):
+        """codes[t] = the levels nearest to inverse[t] * x[first : first + dims], where a level l stands for 2 l + 1."""
+        for t in range(inverse.size):
+            code = np.int32(0)
+            for i in range(dims):
+                level = nearest(np.float32(0.5) * (inverse[t] * x[first + i] - np.float32(1)))
+                code |= max(np.int32(0), min(np.int32(levels - 1), level)) << np.int32(bits * i)
+            codes[t] = code
+
+    @kernel
+    def add_sums(x, weight, first, codes, sum_qx, sum_q2):
+        """Add the sums of weight * x * q and weight * q^2 over a vector, for each code."""
+        for t in range(codes.size):
+            qx = sum_qx[t]
+            q2 = sum_q2[t]
+            for i in range(dims):
+                q = np.float32(2) * np.float32((codes[t] >> np.int32(bits * i)) & np.int32(full)) + np.float32(1)
+                qx += weight[first + i] * x[first + i] * q
+                q2 += weight[first + i] * q * q
+            sum_qx[t] = qx
+            sum_q2[t] = q2
+
+    return nearest_point, encode, add_sums
+
+
+nearest_point8, _encode8, _add_sums8 = _point_kernels(8, 2, 3)
+nearest_point4, _encode4, _add_sums4 = _point_kernels(4, 3, 8)
+
+
+@kernel
+def _project(x, root, first, dims, inverse, scales, index, near, codes, off, bit):
+    """codes[t] = the point for x[first : first + dims] at scales[t]; `bit` is set in off[t] where a list was searched."""
+    two, one = np.float32(2), np.float32(1)
+    if dims == 8:
+        _encode8(x, first, inverse, codes)
+    else:
+        _encode4(x, first, inverse, codes)
+    for t in range(codes.size):
+        at = index[codes[t]]
+        if at < 0:
+            off[t] |= bit
+            if dims == 8:
+                codes[t] = nearest_point8(near, -1 - at, x, root, first, scales[t], two, one)
+            else:
+                codes[t] = nearest_point4(near, -1 - at, x, root, first, scales[t], two, one)
+
+
+@kernel
+def _add_sums(x, weight, first, dims, codes, sum_qx, sum_q2):
+    if dims == 8:
+        _add_sums8(x, weight, first, codes, sum_qx, sum_q2)
+    else:
+        _add_sums4(x, weight, first, codes, sum_qx, sum_q2)
+
+
+@kernel
+def _search_scale(x, weight, largest, scale, method, tables, work, codes):
+    """Scale of a group of magnitudes, x ~ scale * q with q odd, by least weighted squares; codes get its points.
+
+    largest: what the tries' numerators are divided by; scale: the result where no try is better than none. A negative
+    result means that all signs flip.
+    """
+    vectors = codes.size
+    index, near = tables
+    root, tried, off = work.root, work.tried, work.off
+    inverse, scales, sum_qx, sum_q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
+    centre = np.float32(5 if method.dims == 8 else 15)
+    for t in range(method.tries):
+        inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
+        scales[t] = np.float32(1) / inverse[t]
+        sum_qx[t] = 0
+        sum_q2[t] = 0
+        off[t] = 0
+    for k in range(vectors):
+        first = method.dims * k
+        _project(x, root, first, method.dims, inverse, scales, index, near, tried[k], off, np.int32(1 << k))
+        _add_sums(x, weight, first, method.dims, tried[k], sum_qx, sum_q2)
+
+    chosen = -1
+    best = np.float32(0)
+    for t in range(method.tries):
+        if sum_q2[t] > np.float32(0) and sum_qx[t] * sum_qx[t] > best * sum_q2[t]:
+            scale = sum_qx[t] / sum_q2[t]
+            best = scale * sum_qx[t]
+            chosen = t
+    for k in range(vectors):
+        codes[k] = tried[k, chosen] if chosen >= 0 else 0
+    again = np.int64(off[chosen]) if chosen >= 0 else 0
+    if method.again == ALL or (method.again == ALL_IF_ANY and (again or chosen < 0)):
+        again = (1 << vectors) - 1
+    if not (again and scale > np.float32(0)):
+        return scale
+
+    inverse[0] = np.float32(1) / scale
+    scales[0] = scale
+    sum_qx[0] = 0
+    sum_q2[0] = 0
+    for k in range(vectors):
+        first = method.dims * k
+        code = codes[k : k + 1]
+        if (again >> k) & 1:
+            _project(x, root, first, method.dims, inverse[:1], scales[:1], index, near, code, off, np.int32(0))
+        _add_sums(x, weight, first, method.dims, code, sum_qx, sum_q2)
+    return sum_qx[0] / sum_q2[0] if sum_q2[0] > np.float32(0) else scale
+
+
+@kernel
+def _search_group(x, weight, method, tables, work, codes, signs):
+    """Scale, points and signs of a group; all zero where it is too small, or where sums leave the range of float32."""
+    largest = fold_signs(x, weight, method.even, work.magnitude, signs)
+    if largest > np.float32(0) and largest >= method.eps:
+        for j in range(x.size):
+            work.root[j] = np.sqrt(weight[j])
+        scale = largest / np.float32(5 if method.dims == 8 else 15)
+        if method.start:
+            scale = positive(work.magnitude, weight, 4, work.plain)
+            largest = scale * np.float32(3)
+        if largest > np.float32(0):
+            scale = _search_scale(work.magnitude, weight, largest, scale, method, tables, work, codes)
+            if scale < np.float32(0):
+                scale = -scale
+                for k in range(signs.size):
+                    signs[k] ^= 255
+            if np.isfinite(scale):
+                return scale
+    codes[:] = 0
+    signs[:] = 0
+    return np.float32(0)
+
+
+@kernel
+def workspace(method):
+    """The arrays of `Work`."""
+    vectors = method.group // method.dims
+    return Work(
+        np.empty(256 // method.dims, np.int32),
+        np.empty(32, np.uint8),
+        np.empty(256 // method.group, np.float32),
+        np.empty(256, np.float32),
+        np.empty(method.group, np.float32),
+        np.empty(method.group, np.float32),
+        np.empty(method.group, np.uint8),
+        np.empty((vectors, method.tries), np.int32),
+        np.empty(method.tries, np.int32),
+        np.empty((4, method.tries), np.float32),
+    )
+
+
+@kernel
+def search_block(x, method, tables, work):
+    """Search all groups of x[256] with the weights in work.weight; results are in `work`. Returns the largest scale."""
+    n = method.group
+    largest = np.float32(0)
+    for g in range(256 // n):
+        codes = work.codes[g * n // method.dims : (g + 1) * n // method.dims]
+        signs = work.signs[g * n // 8 : (g + 1) * n // 8]
+        group = slice(n * g, n * g + n)
+        work.scales[g] = _search_group(x[group], work.weight[group], method, tables, work, codes, signs)
+        largest = max(largest, work.scales[g])
+    return largest
