@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,24 @@ class Quantized:
     def fallbacks(self) -> int:
         """Tensors whose rows forced another type."""
         return sum(c.fallback for c in self.choices)
+
+    def rows(self) -> list[tuple]:
+        """Per tensor: name, shape, type before and after, bytes after, the rule that decided."""
+        return [(c.name, list(c.shape), c.source.name, c.target.name, c.n_bytes, c.rule) for c in self.choices]
+
+    def summary(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        names = ("name", "shape", "from", "to", "bytes", "rule")
+        return {
+            "output": str(self.output),
+            "preset": self.preset,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "bpw": self.bpw,
+            "fallbacks": self.fallbacks,
+            "without_importance": list(self.without_importance),
+            "tensors": [dict(zip(names, row)) for row in self.rows()],
+        }
 
 
 def quantize(
@@ -141,6 +160,7 @@ def convert_tensor(
                 None if weights is None else weights[matrix],
                 threads,
                 view.name,
+                lo,
             )
             yield out
             if progress is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -199,7 +199,7 @@ def _entry(name: str, entry: Any, path: Path) -> tuple[str, str, tuple[int, ...]
     return name, dtype, tuple(shape), begin, end
 
 
-def _is_sizes(found: Any) -> bool:
+def _is_sizes(found: Any) -> TypeGuard[list[int]]:
     return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
 
 
@@ -312,8 +312,8 @@ def _nothing_found(folder: Path) -> str:
     if not pickles:
         return f"{folder}: holds no *.safetensors files"
     return (
-        f"{folder}: holds only pickled weights ({_some(pickles)}), which are never loaded because they can run code; make "
-        "safetensors where you trust them: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+        f"{folder}: holds only pickled weights ({_some(pickles)}), which are never loaded: they can run code; "
+        "convert them if you trust them: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
     )
 
 

@@ -22,6 +22,7 @@ from quant.search import (
     nearest,
     positive,
     row_mean_square,
+    square_sum,
     symmetric_codes,
     symmetric_groups,
 )
@@ -244,7 +245,7 @@ def affine_super_blocks_weighted(x, w, blocks, nmax, codes):
         gather(w, SUPER * i, 32, 8 * count, ws)
         for s in range(2):
             at = SUPER * min(i + s, blocks.size - 1)
-            sigma2[8 * s : 8 * s + 8] = np.float32(2) * row_mean_square(x[at : at + SUPER])
+            sigma2[8 * s : 8 * s + 8] = np.float32(2) * square_sum(x[at : at + SUPER]) / np.float32(SUPER)
         importance_weights(xs, ws, 32, sigma2, ws)
         affine(xs, ws, 32, nmax, np.float32(-0.9), np.float32(0.05), 36, False, True, fit, trial)
         for s in range(count):

@@ -184,8 +184,8 @@ def _point_kernels(dims: int, bits: int, levels: int):
             total = np.float32(0)
             for i in range(dims):
                 q = step * np.float32((code >> np.int32(bits * i)) & np.int32(full)) + base
-                diff = scale * q - x[first + i]
-                total += w[first + i] * diff * diff
+                diff = scale * q - x[first + np.uint64(i)]
+                total += w[first + np.uint64(i)] * diff * diff
             # distances are not negative, so their bits are in their order, and NaN is above all
             best = min(best, (np.uint64(bits_of(total)) << np.uint64(32)) | n)
         return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
@@ -196,7 +196,7 @@ def _point_kernels(dims: int, bits: int, levels: int):
         for t in range(inverse.size):
             code = np.int32(0)
             for i in range(dims):
-                level = nearest(np.float32(0.5) * (inverse[t] * x[first + i] - np.float32(1)))
+                level = nearest(np.float32(0.5) * (inverse[t] * x[first + np.uint64(i)] - np.float32(1)))
                 code |= max(np.int32(0), min(np.int32(levels - 1), level)) << np.int32(bits * i)
             codes[t] = code
 
@@ -208,8 +208,8 @@ def _point_kernels(dims: int, bits: int, levels: int):
             q2 = sum_q2[t]
             for i in range(dims):
                 q = np.float32(2) * np.float32((codes[t] >> np.int32(bits * i)) & np.int32(full)) + np.float32(1)
-                qx += weight[first + i] * x[first + i] * q
-                q2 += weight[first + i] * q * q
+                qx += weight[first + np.uint64(i)] * x[first + np.uint64(i)] * q
+                q2 += weight[first + np.uint64(i)] * q * q
             sum_qx[t] = qx
             sum_q2[t] = q2
 
@@ -265,7 +265,7 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
         sum_q2[t] = 0
         off[t] = 0
     for k in range(vectors):
-        first = method.dims * k
+        first = np.uint64(method.dims * k)
         _project(x, root, first, method.dims, inverse, scales, index, near, tried[k], off, np.int32(1 << k))
         _add_sums(x, weight, first, method.dims, tried[k], sum_qx, sum_q2)
 
@@ -289,7 +289,7 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
     sum_qx[0] = 0
     sum_q2[0] = 0
     for k in range(vectors):
-        first = method.dims * k
+        first = np.uint64(method.dims * k)
         code = codes[k : k + 1]
         if (again >> k) & 1:
             _project(x, root, first, method.dims, inverse[:1], scales[:1], index, near, code, off, np.int32(0))

@@ -14,6 +14,7 @@ from quant.format import Format
 from quant.formats import get_format
 from quant.validate import first_bad_block
 
+IMPORTANCE_EXPONENT = 20  # the largest importance is kept within 2^-20..2^20: some searches multiply three sums of it
 ROWS_PER_TASK = 1 << 16  # weights in one unit of work: small enough to balance, large enough to hide the call
 
 
@@ -39,7 +40,7 @@ def quantize(
     rows = _rows(x, np.float32)
     blocks = np.empty((rows.shape[0], fmt.row_size(rows.shape[1]) // fmt.type_size), fmt.block)
     quantize_into(rows, fmt, blocks, importance, threads)
-    return blocks.view(np.uint8).reshape(*x.shape[:-1], -1)
+    return blocks.view(np.uint8).reshape(*np.shape(x)[:-1], fmt.row_size(rows.shape[1]))
 
 
 def quantize_into(
@@ -51,8 +52,8 @@ def quantize_into(
     name: str = "",
     first_row: int = 0,
 ) -> None:
-    """As `quantize`, float32 [rows, n] into given blocks [rows, n / block_size]; `name`, and `first_row` for a piece of a
-    tensor, go into messages."""
+    """As `quantize`, float32 [rows, n] into given blocks [rows, n / block_size]; `name`, and `first_row` for a piece of
+    a tensor, go into messages."""
     from quant import kernels
 
     where = f"{name}: " if name else ""
@@ -72,7 +73,9 @@ def quantize_into(
         def work(lo: int, hi: int) -> None:
             kernels.quantize_rows_weighted(rows[lo:hi], weight, blocks[lo:hi], tables)
     elif module.quantize is None:
-        raise QuantError(f"{where}{fmt} needs an importance matrix; collect one with `gguftools imatrix`, or choose another type")
+        raise QuantError(
+            f"{where}{fmt} needs an importance matrix; collect one with `gguftools imatrix`, or choose another type"
+        )
     else:
 
         def work(lo: int, hi: int) -> None:
@@ -101,7 +104,7 @@ def dequantize(q: np.ndarray, format: str | Format, threads: int | None = None) 
     if rows.shape[1] % fmt.type_size:
         raise QuantError(f"rows of {rows.shape[1]} bytes are not a multiple of {fmt.type_size} ({fmt}'s block)")
     out = dequantize_blocks(rows.view(fmt.block), fmt, threads)
-    return out.reshape(*q.shape[:-1], -1)
+    return out.reshape(*q.shape[:-1], out.shape[1])
 
 
 def dequantize_blocks(blocks: np.ndarray, fmt: Format, threads: int | None = None) -> np.ndarray:
@@ -114,7 +117,10 @@ def dequantize_blocks(blocks: np.ndarray, fmt: Format, threads: int | None = Non
 
 
 def check_importance(importance: np.ndarray, n: int, name: str = "") -> np.ndarray:
-    """Importance as contiguous float32 [n]. Raises QuantError unless it is finite, non-negative and of length n."""
+    """Importance as contiguous float32 [n]. Raises QuantError unless it is finite, non-negative and of length n.
+
+    Only ratios count: very large or small ones are scaled by a power of two, so that sums neither overflow nor vanish.
+    """
     where = f"{name}: " if name else ""
     weight = np.ascontiguousarray(importance, np.float32)
     if weight.shape != (n,):
@@ -125,7 +131,9 @@ def check_importance(importance: np.ndarray, n: int, name: str = "") -> np.ndarr
             f"{where}importance of column {bad[0]} is {weight[bad[0]]}; it must be finite and not negative: "
             "collect the importance matrix again"
         )
-    return weight
+    exponent = int(np.frexp(weight.max(initial=0))[1])
+    wanted = max(-IMPORTANCE_EXPONENT, min(IMPORTANCE_EXPONENT, exponent))
+    return weight if wanted == exponent else np.ldexp(weight, wanted - exponent)
 
 
 def run_rows(work: Callable[[int, int], None], rows: int, n: int, threads: int | None) -> None:

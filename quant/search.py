@@ -34,12 +34,18 @@ def nearest(v):
 
 
 @kernel
-def row_mean_square(x):
-    """Mean of the squares of a row, summed from left to right."""
+def square_sum(x):
+    """Sum of squares, from left to right."""
     total = np.float32(0)
     for j in range(x.size):
         total += x[j] * x[j]
-    return total / np.float32(x.size)
+    return total
+
+
+@kernel
+def row_mean_square(x):
+    """Mean of the squares of a row."""
+    return square_sum(x) / np.float32(x.size)
 
 
 @kernel

@@ -25,6 +25,11 @@ def _not_finite(values: np.ndarray) -> np.ndarray:
     return ~np.isfinite(values)
 
 
+def _not_finite_as_float(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return ~np.isfinite(values.astype(np.float32))
+
+
 def _spread_half(scales: np.ndarray) -> np.ndarray:
     """IQ1_M keeps the four hex digits of its half on top of four 16-bit words, lowest first."""
     words = np.ascontiguousarray(scales).view("<u2").reshape(len(scales), 4)
@@ -35,7 +40,7 @@ def _spread_half(scales: np.ndarray) -> np.ndarray:
 #: format -> ((field, which of its values are bad), ...); formats that are not listed have halves named d, dmin, m and s
 _RULES: dict[str, tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...]] = {
     "F32": (("x", _not_finite),),
-    "F64": (("x", _not_finite),),
+    "F64": (("x", _not_finite_as_float),),
     "F16": (("h", _half),),
     "BF16": (("h", _bfloat),),
     "Q8_K": (("d", _not_finite),),

@@ -35,6 +35,10 @@ class Scores:
     kld: list[np.ndarray] = field(default_factory=list)
     same_top: list[np.ndarray] = field(default_factory=list)
 
+    def running_ppl(self) -> float:
+        """Perplexity of everything so far."""
+        return float(np.exp(sum(part.sum() for part in self.nll) / sum(map(len, self.nll))))
+
     def joined(self, name: str) -> np.ndarray:
         parts = getattr(self, name)
         return np.concatenate(parts) if parts else np.empty(0)
@@ -68,7 +72,7 @@ class Evaluation:
     divergence: Divergence | None = None
 
 
-#: Called after every chunk with its number from 1, the number of chunks, and the scores so far of every model.
+#: Called after every batch with the chunks done, the number of chunks, and the scores so far of every model.
 OnChunk = Callable[[int, int, list[Scores]], None]
 
 
@@ -126,9 +130,8 @@ def evaluate(
             for mine, new in zip(scores, part):
                 for name, values in new.items():
                     getattr(mine, name).append(values)
-        for i in range(lo, lo + len(batch)):
-            if on_chunk is not None:
-                on_chunk(i + 1, len(windows), scores)
+        if on_chunk is not None:
+            on_chunk(lo + len(batch), len(windows), scores)
     return [_conclude(s, n_ctx, len(windows)) for s in scores]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine.kernels.math import exp, row_max
-from quant.jit import fast_kernel
+from quant.jit import fast_kernel, kernel
 
 
 @fast_kernel
@@ -24,28 +24,49 @@ def score_rows(logits, targets, nll):
         nll[i] = np.float64(top - logits[i, targets[i]]) + rest
 
 
+_PIECE = 1024
+
+
+@kernel
+def _terms(p, q, shift, limit, offset, out):
+    """out = e^(p - shift) * (p - q - offset) where p is above the limit, else 0; strict, so that p = q gives 0."""
+    for j in range(p.size):
+        weight = exp(p[j] - shift) if p[j] > limit else np.float32(0)
+        out[j] = np.float64(weight) * (np.float64(p[j] - q[j]) - offset)
+
+
 @fast_kernel
+def _sum(x):
+    total = 0.0
+    for j in range(x.size):
+        total += x[j]
+    return total
+
+
+@kernel
 def diverge_rows(base, logits, kld, same):
     """kld[i] = KL(softmax(base[i]) || softmax(logits[i])), same[i] = do both have the same most likely token.
 
     Terms whose base log-probability is below -16 are left out, as the reference does. Equal rows give exactly 0.
     """
     n = base.shape[1]
+    terms = np.empty(_PIECE, np.float64)
     for i in range(base.shape[0]):
         p, q = base[i], logits[i]
         top_p, rest_p = log_sum_exp(p)
         top_q, rest_q = log_sum_exp(q)
-        norm_p, norm_q = np.float64(top_p) + rest_p, np.float64(top_q) + rest_q
-        limit, shift = np.float32(norm_p - 16.0), np.float32(norm_p)
+        norm = np.float64(top_p) + rest_p
+        offset = norm - (np.float64(top_q) + rest_q)
         total = 0.0
-        for j in range(n):
-            weight = exp(p[j] - shift) if p[j] > limit else np.float32(0)
-            total += np.float64(weight) * (np.float64(p[j] - q[j]) - (norm_p - norm_q))
+        for lo in range(0, n, _PIECE):
+            hi = min(n, lo + _PIECE)
+            _terms(p[lo:hi], q[lo:hi], np.float32(norm), np.float32(norm - 16.0), offset, terms)
+            total += _sum(terms[: hi - lo])
         kld[i] = total
         same[i] = _first_max(p, top_p) == _first_max(q, top_q)
 
 
-@fast_kernel
+@kernel
 def _first_max(x, top):
     for j in range(x.size):
         if x[j] == top:

@@ -17,7 +17,8 @@ def get_arch(name: object) -> Arch:
 
 def arch_of_config(config: dict) -> Arch:
     """The family of a Hugging Face config.json. Raises EngineError that lists what there is."""
-    names = config.get("architectures") or []
+    names = config.get("architectures")
+    names = names if isinstance(names, list) else []
     for arch in ARCHS.values():
         if any(name in arch.hf_names for name in names):
             return arch

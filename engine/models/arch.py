@@ -6,6 +6,7 @@ A family is one file in this folder: metadata rows, tensor rows, graph builders,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -40,7 +41,12 @@ class Hparam:
             return found
         if self.default is REQUIRED:
             raise EngineError(f"{where}: required parameter is missing: the file is incomplete or of another kind")
-        return self.default(so_far) if callable(self.default) else self.default
+        if not callable(self.default):
+            return self.default
+        try:
+            return self.default(so_far)
+        except ZeroDivisionError:
+            raise EngineError(f"{where}: cannot be derived from the other parameters: the file is damaged") from None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class TensorRow:
     """One tensor, or one per layer where names hold `{i}`.
 
     name: GGUF name; source: name in the Hugging Face checkpoint; shape: function of the parameters -> NumPy shape;
-    transform: how conversion changes it (a name in `gguftools/convert/transforms.py`); optional: may be absent.
+    transform: how conversion changes it (a name in `gguftools/conversion/transforms.py`); optional: may be absent.
     """
 
     name: str
@@ -56,6 +62,21 @@ class TensorRow:
     shape: Callable[[Hparams], tuple[int, ...]]
     transform: str | None = None
     optional: bool = False
+
+
+MAX_LAYERS = 512
+
+#: (field, condition, what the field must be), in the order of the check: what graphs take for granted
+_SANE: tuple[tuple[str, Callable[[Hparams], bool], str], ...] = (
+    ("n_layer", lambda h: 1 <= h.n_layer <= MAX_LAYERS, f"1 to {MAX_LAYERS}"),
+    ("n_embd", lambda h: h.n_embd > 0, "1 or more"),
+    ("n_ff", lambda h: h.n_ff > 0, "1 or more"),
+    ("n_head", lambda h: h.n_head > 0, "1 or more"),
+    ("n_head_kv", lambda h: h.n_head_kv > 0 and h.n_head % h.n_head_kv == 0, "a divisor of the number of heads"),
+    ("n_embd_head_k", lambda h: h.n_embd_head_k > 0, "1 or more"),
+    ("n_embd_head_v", lambda h: h.n_embd_head_v > 0, "1 or more"),
+    ("n_rot", lambda h: h.n_rot % 2 == 0 and h.n_rot <= h.n_embd_head_k, "even and at most the key's length"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,7 @@ class Arch:
     family has, extra_hparams: rows of its own (conversion writes them after `general.file_type`); tensors: rows;
     body: graph from token ids to normalised hidden states; head: graph from those to logits;
     refused: (config key, accepted values, what it would be) for settings that change the mathematics and that the
-    graph does not have.
+    graph does not have; runs: (field, values that the graph can run) for settings that a file may have.
     """
 
     name: str
@@ -77,6 +98,7 @@ class Arch:
     body: Callable
     head: Callable
     refused: tuple[tuple[str, tuple, str], ...] = ()
+    runs: tuple[tuple[str, tuple], ...] = ()
 
     def key(self, row: Hparam) -> str:
         """The row's GGUF key."""
@@ -89,6 +111,14 @@ class Arch:
             key = self.key(row)
             value = row.fill(metadata.get(key), h, f"key '{key}'")
             setattr(h, row.field, _checked(value, row, key))
+            allowed = dict(self.runs).get(row.field)
+            if allowed is not None and value not in allowed:
+                known = ", ".join(str(v) for v in allowed if v is not None)
+                raise EngineError(f"key '{key}' is {value!r}: this version runs {known}")
+        for field, holds, what in _SANE:
+            if not holds(h):
+                row = next(row for row in (*self.hparams, *self.extra_hparams) if row.field == field)
+                raise EngineError(f"key '{self.key(row)}' is {getattr(h, field)}, expected {what}: the file is damaged")
         return h
 
     def expected_tensors(self, h: Hparams) -> dict[str, tuple[TensorRow, tuple[int, ...]]]:
@@ -109,4 +139,6 @@ def _checked(value: Any, row: Hparam, key: str) -> Any:
         raise EngineError(f"key '{key}' is {value!r}, expected a whole number: the file is damaged")
     if row.kind == "float32" and not number:
         raise EngineError(f"key '{key}' is {value!r}, expected a number: the file is damaged")
+    if row.kind == "float32" and not math.isfinite(value):
+        raise EngineError(f"key '{key}' is {value!r}, expected a finite number: the file is damaged")
     return int(value) if row.kind == "uint32" else value

@@ -16,8 +16,8 @@ HPARAMS = (
     Hparam("n_ff", "{arch}.feed_forward_length", ("intermediate_size",)),
     Hparam("n_head", "{arch}.attention.head_count", ("num_attention_heads", "n_head")),
     Hparam("n_head_kv", "{arch}.attention.head_count_kv", ("num_key_value_heads",), lambda h: h.n_head),
-    Hparam("rope_scaling_type", "{arch}.rope.scaling.type", (), None, "string"),
-    Hparam("rope_scaling_factor", "{arch}.rope.scaling.factor", (), None, "float32"),
+    Hparam("rope_scaling_type", "{arch}.rope.scaling.type", ("rope_parameters.scaling_type",), None, "string"),
+    Hparam("rope_scaling_factor", "{arch}.rope.scaling.factor", ("rope_parameters.scaling_factor",), None, "float32"),
     Hparam("rope_base", "{arch}.rope.freq_base", ("rope_parameters.rope_theta", "rope_theta"), 10000.0, "float32"),
     Hparam("norm_eps", "{arch}.attention.layer_norm_rms_epsilon", ("rms_norm_eps",), kind="float32"),
     Hparam("n_embd_head_k", "{arch}.attention.key_length", ("head_dim",), lambda h: h.n_embd // h.n_head),
@@ -109,4 +109,5 @@ LLAMA = Arch(
         ("rope_scaling.rope_type", ("default", "linear", "llama3"), "another rope scaling"),
         ("rope_scaling.type", ("default", "linear", "llama3"), "another rope scaling"),
     ),
+    runs=(("rope_scaling_type", (None, "none", "linear")),),
 )

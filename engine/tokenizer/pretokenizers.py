@@ -7,6 +7,8 @@ one before left, and both its matches and the text between them go on as pieces.
 letters. Conversion finds a name by comparing a `tokenizer.json` with these rows (`find`).
 """
 
+# ruff: noqa: RUF001  (patterns name letters of many scripts)
+
 from __future__ import annotations
 
 import difflib
@@ -63,9 +65,19 @@ _DEEPSEEK_LETTERS = (  # letters with case, of the Unicode version of that vocab
     "\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\ufb00"
     "-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
+_DEEPSEEK_MARKS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e‘-‟\u3000-。]+"
 _GROUPS_OF_3 = r"\d{1,3}(?=(?:\d{3})*\b)"  # counted from the right
-_ASIAN = "[一-鿿㐀-䶿豈-\ufaff\u3040-\u309f゠-\u30ff\uff65-\uff9f\u2f00-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+"
+_ASIAN = (
+    "[一-鿿㐀-䶿豈-\ufaff\u3040-\u309f゠-\u30ff\uff65-\uff9f"
+    "\u2f00-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+"
+)
 _HANGUL = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+"
+_EXAONE = (
+    _SUFFIX + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_RUNS = (512, 256, 128, 64, 32, 16, 8, 4, "1,2")
+_JAIS = _LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "".join(rf"\s{{{n}}}(?!\S)|" for n in _RUNS) + r"\s{1}"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
@@ -75,17 +87,23 @@ def _row(names: str, *patterns: str, **options) -> PreTokenizer:
 
 TABLE = (
     _row("default", PUNCTUATION.replace("`", ""), GPT2, DIGITS, "[0-9][0-9][0-9]"),
-    _row("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-         _LLAMA3, ignore_merges=True, add_bos=True),
+    _row(
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        _LLAMA3,
+        ignore_merges=True,
+        add_bos=True,
+    ),
     _row("glm4 glm5", _LLAMA3, ignore_merges=True),
     _row("dbrx smaug-bpe chatglm-bpe", _LLAMA3),
-    _row("gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en jina-v2-code "
-         "roberta-bpe exaone4 mpt olmo jais trillion granite-docling", GPT2),
+    _row(
+        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en jina-v2-code "
+        "roberta-bpe exaone4 mpt olmo jais trillion granite-docling",
+        GPT2,
+    ),
     _row("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", DIGIT, GPT2),
     _row("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", _QWEN2),
     _row("qwen35", _QWEN35),
-    _row("deepseek-llm", r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e‘-‟\u3000-。]+", r"\s+$",
-         _DEEPSEEK_HAN, DIGITS),
+    _row("deepseek-llm", r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", _DEEPSEEK_MARKS, r"\s+$", _DEEPSEEK_HAN, DIGITS),
     _row("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, DIGIT),
     _row("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _CJK, _DEEPSEEK),
     _row("spark2_5", r"\p{N}{1,3}", _CJK, _DEEPSEEK.replace(r"+[\r\n]*|\s*[\r\n]+", r"+|[\r\n]"), DIGIT),
@@ -102,15 +120,21 @@ TABLE = (
     _row("ufakzeka", _QWEN2.removeprefix(_SUFFIX + "|")),
     _row("laguna", r"[^\n]+|[\n]+", _QWEN2),
     _row("minicpm5", r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+"), ignore_merges=True),
-    _row("exaone-moe", _SUFFIX + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
-         r"|\s*[\r\n]|\s+(?!\S)|\s+"),
+    _row("exaone-moe", _EXAONE),
     _row("youtu", _HANGUL, _YOUTU, ignore_merges=True),
-    _row("jais-2", _LLAMA3.removesuffix(r"\s+(?!\S)|\s+")
-         + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"\s{1}"),
+    _row("jais-2", _JAIS),
     _row("poro-chat bloom gpt3-finnish", _BLOOM),
     _row("viking", _BLOOM, DIGIT),
-    _row("chameleon", "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", DIGIT,
-         r"[\p{P}!-/:-@\[-`{-~]", GPT2, add_bos=True),
+    _row(
+        "chameleon",
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        DIGIT,
+        r"[\p{P}!-/:-@\[-`{-~]",
+        GPT2,
+        add_bos=True,
+    ),
 )
 
 #: `tokenizer.ggml.pre` -> row
@@ -122,7 +146,8 @@ def get_pretokenizer(name: str) -> PreTokenizer:
     if name in PRETOKENIZERS:
         return PRETOKENIZERS[name]
     near = difflib.get_close_matches(name, PRETOKENIZERS, 3, 0.4)
-    raise EngineError(f"unknown pre-tokenizer {name!r}" + (f"; the nearest known are {', '.join(near)}" if near else ""))
+    known = f"; the nearest known are {', '.join(near)}" if near else ""
+    raise EngineError(f"unknown pre-tokenizer {name!r}{known}")
 
 
 def find(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:

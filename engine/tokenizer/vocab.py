@@ -47,12 +47,13 @@ SPECIAL_KEYS = {
 #: Special ids that end generation.
 _ENDING_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 #: Texts that end generation wherever a vocabulary has them; files seldom name them all by id.
-_ENDING_TEXTS = frozenset(
+_ENDING_WORDS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
-    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
-    "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
-    "<|file_sep|>".split()
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[ "
+    "<\uff5cend▁of▁sentence\uff5c> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> "
+    "<REPO> <reponame> <|file_sep|>"
 )
+_ENDING_TEXTS = frozenset(_ENDING_WORDS.split())
 #: Markers of a chat format whose text belongs to the answer: never hidden.
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 #: With all of these in a vocabulary, the first does not end generation: (texts, type it then has).

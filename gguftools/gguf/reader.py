@@ -192,7 +192,7 @@ class _Header:
 
     def __init__(self, data: np.ndarray, name: str) -> None:
         self._data = data
-        self._buffer = memoryview(data)
+        self._buffer: memoryview = data.data
         self._name = name
         self._at = 0
         self.version = self._read_version()

@@ -205,5 +205,5 @@ def _bytes_of(chunk: Any) -> memoryview:
     """The bytes of an array (C order, little-endian) or a bytes-like object."""
     if isinstance(chunk, np.ndarray):
         little = np.ascontiguousarray(chunk).astype(chunk.dtype.newbyteorder("<"), copy=False)
-        return memoryview(little.reshape(-1).view(np.uint8))
+        return little.reshape(-1).view(np.uint8).data
     return memoryview(chunk).cast("B")

@@ -26,7 +26,7 @@ from quant.search import (
     TOTAL,
     nearest,
     refined_groups,
-    row_mean_square,
+    square_sum,
     symmetric,
     symmetric_codes,
     symmetric_groups,
@@ -94,7 +94,7 @@ def quantize_weighted(x, w, blocks):
     for i in range(blocks.size):
         gather(x, SUPER * i, 16, 16, xs)
         gather(w, SUPER * i, 16, 16, ws)
-        sigma2[:] = np.float32(2) * row_mean_square(x[SUPER * i : SUPER * i + SUPER])
+        sigma2[:] = np.float32(2) * square_sum(x[SUPER * i : SUPER * i + SUPER]) / np.float32(SUPER)
         importance_weights(xs, ws, 16, sigma2, ws)
         symmetric_groups(xs, ws, 16, 4, fit)
         for j in range(16):

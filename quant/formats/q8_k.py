@@ -14,7 +14,7 @@ import numpy as np
 from quant.format import block_dtype
 from quant.groups import largest
 from quant.jit import kernel
-from quant.lanes import load, nearest_code, store_codes
+from quant.lanes import absolute, load, nearest_code, select, store, store_codes
 
 BLOCK = block_dtype("Q8_K", d="<f4", qs=("i1", 256), bsums=("<i2", 16))
 
@@ -27,10 +27,26 @@ def dequantize(b, y):
 
 
 @kernel
+def _largest(x, scratch):
+    """`groups.largest` of 256 values."""
+    top = absolute(load(x, 0))
+    for j in range(16, 256, 16):
+        v = absolute(load(x, j))
+        top = select(v > top, v, top)
+    store(scratch, 0, top)
+    amax = largest(scratch)
+    j = 0
+    while abs(x[j]) != amax:
+        j += 1
+    return x[j]
+
+
+@kernel
 def quantize(x, blocks):
+    scratch = np.empty(16, np.float32)
     for i in range(blocks.size):
         b = blocks[i]
-        m = largest(x[256 * i : 256 * i + 256])
+        m = _largest(x[256 * i : 256 * i + 256], scratch)
         inverse = np.float32(-127) / m if m != np.float32(0) else np.float32(0)
         for k in range(16):
             store_codes(b["qs"], 16 * k, nearest_code(inverse * load(x, 256 * i + 16 * k), -(1 << 22), 127))

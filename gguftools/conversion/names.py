@@ -98,7 +98,7 @@ def _is_near(size: str, n_params: int) -> bool:
 
 
 def _extent_of_base(parts: list[str], kinds: list[str | None]) -> tuple[int, int]:
-    """How many leading parts are plain words and versions, and how many of these without the versions that end a name."""
+    """Numbers of leading parts that are words or versions, and of these without versions that end the name."""
     n = 0
     while n < len(parts) and (kinds[n] == "version" or (kinds[n] is None and parts[n][0].isalpha())):
         n += 1

@@ -1,0 +1,102 @@
+"""The command line: registers the commands and turns errors into one line. Nothing else.
+
+Exit codes: 0 done; 1 failed, unreadable or findings; 2 wrong usage. Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gguftools._version import __version__
+from gguftools.commands.convert import convert
+from gguftools.commands.demo import demo
+from gguftools.commands.imatrix import imatrix
+from gguftools.commands.inspect import inspect
+from gguftools.commands.perplexity import perplexity
+from gguftools.commands.quantize import quantize
+from gguftools.errors import GGUFError
+
+COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect)
+
+app = typer.Typer(
+    name="gguftools",
+    help="Convert, quantize and judge language models in GGUF. No compiler, no torch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in COMMANDS:
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"gguftools {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr; show tracebacks.")] = False,
+) -> None:
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.DEBUG if verbose else logging.WARNING)
+    for noisy in ("numba", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("gguftools").verbose = verbose  # type: ignore[attr-defined]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return app(arguments, standalone_mode=False, prog_name="gguftools") or 0
+    except BaseException as error:
+        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(error, (SystemExit, typer.Exit)):
+            raise
+        return _report(error)
+
+
+def _report(error: BaseException) -> int:
+    """One line on stderr for what a user can cause; anything else is our bug and keeps its traceback."""
+    usage = getattr(error, "show", None)  # the command line's own complaints show themselves
+    if usage is not None:
+        usage()
+        return getattr(error, "exit_code", 2)
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    message = _message(error)
+    if message is None:
+        raise error
+    sys.stderr.write(f"error: {message}\n")
+    return 1
+
+
+def _message(error: BaseException) -> str | None:
+    """The line for an error that is the user's to mend, or None."""
+    if isinstance(error, GGUFError) or type(error).__name__ in ("QuantError", "EngineError"):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs, or use a smaller model or context"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

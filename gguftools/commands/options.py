@@ -1,0 +1,19 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", min=1, max=512, help="Threads; all cores by default.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Text = Annotated[Path, typer.Option("-f", "--file", help="Text file, UTF-8.", show_default=False)]
+Context = Annotated[int, typer.Option("-c", "--ctx-size", min=4, help="Tokens of one chunk.")]
+Chunks = Annotated[
+    int | None, typer.Option("--chunks", min=1, help="Chunks to run; the whole text by default.", show_default=False)
+]
+Batch = Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Tokens that run at once, at least one chunk.")]

@@ -1,0 +1,279 @@
+"""A Hugging Face folder in, a GGUF file out: plan everything, refuse what cannot work, then stream tensor after tensor.
+
+The rows of the model's family (`engine/models`) say which tensors there are, what they are called and how they change.
+Weights are read from memory maps and converted in pieces, so memory does not grow with the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.models import arch_of_config
+from engine.models.arch import Arch, Hparams, TensorRow
+from gguftools.conversion.card import Pair, describe, sampling
+from gguftools.conversion.hf import GENERATED, check_handled, load_json, normalize, read_hparams
+from gguftools.conversion.names import file_name
+from gguftools.conversion.transforms import TRANSFORMS, Rows, rows_of
+from gguftools.conversion.vocab import vocab_keys
+from gguftools.errors import GGUFError
+from gguftools.gguf.writer import Writer
+from gguftools.safetensors import Checkpoint, SafetensorView, open_checkpoint
+from quant.format import Format
+from quant.formats import FORMATS
+
+log = logging.getLogger(__name__)
+
+PIECE = 1 << 21  # weights that are held as float32 at a time: 8 MiB
+
+QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
+
+#: outtype -> format of the weights, `general.file_type`
+OUTTYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
+
+#: source tensors that are not weights
+_SKIPPED = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
+
+#: matrices that stay F32, by the name between the block number and `.weight`; so do vectors and `*_norm.weight`
+_F32_NAMES = (
+    "ffn_gate_inp ffn_gate_inp_shexp position_embd token_types ssm_conv1d ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v "
+    "shortconv.conv time_mix_first time_mix_w1 time_mix_w2 time_mix_decay_w1 time_mix_decay_w2 time_mix_lerp_fused "
+    "posnet.norm1 posnet.norm2 altup_correct_coef altup_predict_coef indexer.proj"
+)
+_ALWAYS_F32 = frozenset(_F32_NAMES.split())
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor of the output: its GGUF name, its weights, and the format that they get."""
+
+    name: str
+    rows: Rows
+    format: Format
+
+    @property
+    def n_weights(self) -> int:
+        return math.prod(self.rows.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        n = self.rows.shape[-1] if self.rows.shape else 1
+        return self.n_weights // max(n, 1) * self.format.row_size(n)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is to be done, or was: everything but the weights is known.
+
+    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read;
+    fallbacks: names of tensors whose rows did not fit the format, and that became F16.
+    """
+
+    output: Path
+    architecture: str
+    outtype: str
+    keys: list[Pair]
+    items: list[Item]
+    inputs: list[Path]
+    fallbacks: tuple[str, ...]
+
+    @property
+    def n_weights(self) -> int:
+        return sum(item.n_weights for item in self.items)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors in the output."""
+        return sum(item.n_bytes for item in self.items)
+
+    def summary(self) -> dict[str, Any]:
+        """The essentials, as JSON can hold them."""
+        keys = dict(self.keys)
+        return {
+            "output": str(self.output),
+            "name": keys["general.name"],
+            "architecture": self.architecture,
+            "outtype": self.outtype,
+            "pre": keys["tokenizer.ggml.pre"],
+            "tensors": len(self.items),
+            "weights": self.n_weights,
+            "bytes": self.n_bytes,
+            "fallbacks": list(self.fallbacks),
+        }
+
+
+def convert(
+    source: str | os.PathLike,
+    output: str | os.PathLike | None = None,
+    outtype: str = "auto",
+    pre: str | None = None,
+    threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Conversion:
+    """Convert a Hugging Face folder to a GGUF file; the bytes are those that llama.cpp's converter writes.
+
+    output: a file, in whose name `{outtype}` stands for the type; a folder; or None for the model's own folder; a name
+    is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source. pre: name of the
+    pre-tokenizer, instead of the one found. threads: None means all cores. progress: called with the number of bytes
+    of tensors that are written.
+
+    Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
+    and for weights that are not finite or do not fit the type; then no file is left behind.
+    """
+    conversion = plan(source, output, outtype, pre)
+    write(conversion, threads, progress)
+    return conversion
+
+
+def plan(
+    source: str | os.PathLike,
+    output: str | os.PathLike | None = None,
+    outtype: str = "auto",
+    pre: str | None = None,
+) -> Conversion:
+    """What `convert` would do. Reads no weights; raises all that `convert` does but for weights."""
+    folder = Path(source)
+    if outtype != "auto" and outtype.lower() not in OUTTYPES:
+        raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
+    written = load_json(folder / "config.json")
+    arch = arch_of_config(written)
+    check_handled(written, arch)
+    config = normalize(written)
+    h, common, own = read_hparams(config, arch)
+    checkpoint = open_checkpoint(folder)
+    views = [view for view in _in_order(checkpoint) if not view.name.endswith(_SKIPPED)]
+    tensors = _generated(arch, config, h) | _mapped(folder, views, arch, config, h)
+    chosen = _auto(views) if outtype == "auto" else outtype.lower()
+    target, file_type = OUTTYPES[chosen]
+    items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]
+    fallbacks = tuple(item.name for item in items if item.format.name == "F16" != target)
+    for name in fallbacks:
+        log.warning("%s: rows of %d do not fit %s: F16 is used", name, tensors[name].shape[-1], target)
+    model_name, description = describe(folder, config, sum(item.n_weights for item in items))
+    keys: list[Pair] = [
+        ("general.architecture", arch.name),
+        ("general.type", "model"),
+        *sampling(load_json(folder / "generation_config.json", required=False)),
+        *description,
+        *common,
+        ("general.file_type", file_type),
+        *own,
+        ("general.quantization_version", QUANTIZATION_VERSION),
+        *vocab_keys(folder, config, pre),
+    ]
+    path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
+    inputs = [*checkpoint.files, *folder.glob("*.json")]
+    return Conversion(path, arch.name, target, keys, items, inputs, fallbacks)
+
+
+def write(conversion: Conversion, threads: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+    """Carry out a plan. Raises GGUFError and QuantError as `convert` does."""
+    with Writer(conversion.output, conversion.inputs) as w:
+        for key, value in conversion.keys:
+            w.add(key, value)
+        for item in conversion.items:
+            w.declare(item.name, item.rows.shape, item.format)
+        for item in conversion.items:
+            w.write(item.name, _pieces(item, threads, progress))
+
+
+def _pieces(item: Item, threads: int | None, progress: Callable[[int], None] | None) -> Iterator[np.ndarray]:
+    """A tensor's blocks, a piece of rows at a time."""
+    from quant.quantize import quantize_into
+
+    n_rows, n = item.rows.data.shape
+    step = max(1, PIECE // max(1, n))
+    where = f"{item.name} (from {item.rows.name})" if item.rows.name else item.name
+    for lo in range(0, n_rows, step):
+        weights = item.rows.read(lo, min(lo + step, n_rows), threads)
+        blocks = np.empty((len(weights), n // item.format.block_size), item.format.block)
+        quantize_into(weights, item.format, blocks, threads=threads, name=where, first_row=lo)
+        yield blocks
+        if progress is not None:
+            progress(blocks.nbytes)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _in_order(checkpoint: Checkpoint) -> list[SafetensorView]:
+    """The order of the output: file by file, by name within each."""
+    place = {path: i for i, path in enumerate(checkpoint.files)}
+    return sorted(checkpoint.values(), key=lambda view: (place[view.path], view.name))
+
+
+def _mapped(
+    folder: Path, views: list[SafetensorView], arch: Arch, config: Mapping[str, Any], h: Hparams
+) -> dict[str, Rows]:
+    """GGUF name -> rows, of all tensors of the checkpoint.
+
+    Raises GGUFError for tensors that the family does not have, that are missing, or whose shape is not the config's.
+    """
+    if h.n_layer > len(views):
+        raise GGUFError(f"{folder}: config.json names {h.n_layer} layers, the checkpoint has only {len(views)} tensors")
+    places = {row.source.format(i=i): (row.name.format(i=i), row) for i, row in _expanded(arch, h) if row.source}
+    unknown = [view.name for view in views if view.name not in places]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise GGUFError(f"{folder}: no place for tensor '{unknown[0]}'{more}: a '{arch.name}' model here has none such")
+    present = {view.name for view in views}
+    untied = config.get("tie_word_embeddings") is False
+    for source, (name, row) in places.items():
+        if source not in present and (not row.optional or (name == "output.weight" and untied)):
+            raise GGUFError(f"{folder}: tensor '{source}' is missing; download the model again")
+    found = {}
+    for view in views:
+        name, row = places[view.name]
+        if view.shape != row.shape(h):
+            shapes = f"{view.shape}, config.json implies {row.shape(h)}"
+            raise GGUFError(f"{folder}: tensor '{view.name}' has shape {shapes}")
+        rows = rows_of(view)
+        found[name] = TRANSFORMS[row.transform](rows, h) if row.transform else rows
+    return found
+
+
+def _expanded(arch: Arch, h: Hparams) -> Iterator[tuple[int, TensorRow]]:
+    for row in arch.tensors:
+        for i in range(h.n_layer if "{i}" in row.name else 1):
+            yield i, row
+
+
+def _generated(arch: Arch, config: Mapping[str, Any], h: Hparams) -> dict[str, Rows]:
+    """Tensors of the family that come from the config alone."""
+    found = {}
+    for row in arch.tensors:
+        values = GENERATED[row.name](config, h) if row.name in GENERATED else None
+        if values is not None:
+            found[row.name] = Rows("", "F32", values.shape, values.reshape(-1, 1))
+    return found
+
+
+def _auto(views: list[SafetensorView]) -> str:
+    """The type of the first matrix of 16 bits; F16 for wider sources."""
+    names = {"BF16": "bf16", "F16": "f16"}
+    return next((names[v.dtype] for v in views if len(v.shape) > 1 and v.dtype in names), "f16")
+
+
+def _format_of(name: str, shape: tuple[int, ...], target: Format) -> Format:
+    stem = name.removesuffix(".weight")
+    if stem.startswith("blk."):
+        stem = stem.split(".", 2)[2]
+    if len(shape) < 2 or not name.endswith(".weight") or stem.endswith("_norm") or stem in _ALWAYS_F32:
+        return FORMATS["F32"]
+    return FORMATS["F16"] if shape[-1] % target.block_size else target
+
+
+def _output_path(folder: Path, output: Path | None, name: str, target: str) -> Path:
+    if output is None or output.is_dir():
+        return (output or folder) / name
+    filled = output.name
+    for field in ("ftype", "outtype"):
+        filled = filled.replace(f"{{{field}}}", target.lower()).replace(f"{{{field.upper()}}}", target)
+    return output.with_name(filled)

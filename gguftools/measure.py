@@ -1,0 +1,104 @@
+"""Measuring model files: perplexity, divergence from a base, importance of weights. Texts are read, models opened, and
+the engine does the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gguftools.files import check_output
+from gguftools.imatrix_file import write_imatrix
+from gguftools.loading import load
+from gguftools.text import read_text
+
+if TYPE_CHECKING:
+    from engine.evaluate import Evaluation
+    from engine.session import Session
+    from quant.imatrix import IMatrix
+
+N_CTX = 512
+N_BATCH = 512
+
+
+def perplexity(
+    model: str | os.PathLike,
+    text: str | os.PathLike,
+    n_ctx: int = N_CTX,
+    chunks: int | None = None,
+    base: str | os.PathLike | None = None,
+    n_batch: int = N_BATCH,
+    threads: int | None = None,
+    on_chunk: Callable | None = None,
+) -> Evaluation:
+    """Perplexity of a model file over a text file; with a base model also the divergence from it.
+
+    >>> import gguftools
+    >>> result = gguftools.perplexity(gguftools.demo_model(), gguftools.demo_text("valid"), n_ctx=256, chunks=2)
+    >>> result.n_tokens, 20 < result.ppl.value < 25
+    (254, True)
+
+    Raises GGUFError and EngineError as `load` and `engine.evaluate` do.
+    """
+    return compare([model], text, n_ctx, chunks, base, n_batch, threads, on_chunk)[0]
+
+
+def compare(
+    models: Sequence[str | os.PathLike],
+    text: str | os.PathLike,
+    n_ctx: int = N_CTX,
+    chunks: int | None = None,
+    base: str | os.PathLike | None = None,
+    n_batch: int = N_BATCH,
+    threads: int | None = None,
+    on_chunk: Callable | None = None,
+) -> list[Evaluation]:
+    """As `perplexity`, several models side by side; the base runs once."""
+    from engine.evaluate import evaluate
+
+    words = read_text(text)
+    base_session = load(base, threads=threads) if base is not None else None
+    sessions = [load(model, threads=threads) for model in models]
+    tokens = _tokens(base_session or sessions[0], words)
+    return evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk)
+
+
+def imatrix(
+    model: str | os.PathLike,
+    text: str | os.PathLike,
+    output: str | os.PathLike,
+    n_ctx: int = N_CTX,
+    chunks: int | None = None,
+    process_output: bool = False,
+    parse_special: bool = False,
+    score: bool = True,
+    n_batch: int = N_BATCH,
+    threads: int | None = None,
+    on_chunk: Callable | None = None,
+) -> IMatrix:
+    """Collect the importance matrix of a model file over a text file and write it.
+
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out = os.path.join(folder, "imatrix.gguf")
+    ...     m = gguftools.imatrix(gguftools.demo_model(), gguftools.demo_text("calibration"), out, n_ctx=256, chunks=2)
+    >>> len(m.entries), m.chunk_count
+    (42, 2)
+
+    Raises GGUFError and EngineError as `load` and `engine.collect` do, before the run if the output cannot be written.
+    """
+    from engine.evaluate import collect
+
+    check_output(Path(output), [Path(model), Path(text)])
+    words = read_text(text)
+    session = load(model, threads=threads)
+    tokens = _tokens(session, words, parse_special)
+    matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
+    matrix.datasets = [Path(text).name]
+    write_imatrix(output, matrix, [model, text])
+    return matrix
+
+
+def _tokens(session: Session, text: str, parse_special: bool = False) -> list[int]:
+    return session.tokenize(text, add_special=True, parse_special=parse_special)

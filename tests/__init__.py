@@ -1,0 +1,1 @@
+"""A package, so that tests can share helpers: `from tests.quant import oracle`."""
