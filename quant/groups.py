@@ -107,12 +107,13 @@ def symmetric_blocks(x, blocks, half, codes):
             v = load(xs, j)
             m = select(absolute(v) > absolute(m), v, m)
         store(scale, 0, m / np.float32(-half))
-        for l in range(count):
-            d = scale[l]
+        for lane in range(count):
+            d = scale[lane]
             inverse = np.float32(1) / d if d != np.float32(0) else np.float32(0)
-            blocks[i + l]["d"] = float_to_half(d)
-            for j in range(32 * (i + l), 32 * (i + l) + 32, 16):
-                store_codes(codes, j, _truncated(load(x, j) * inverse + (np.float32(half) + np.float32(0.5)), 2 * half - 1))
+            blocks[i + lane]["d"] = float_to_half(d)
+            for j in range(32 * (i + lane), 32 * (i + lane) + 32, 16):
+                v = load(x, j) * inverse + (np.float32(half) + np.float32(0.5))
+                store_codes(codes, j, _truncated(v, 2 * half - 1))
 
 
 @kernel
@@ -132,13 +133,13 @@ def affine_blocks(x, blocks, nmax, codes):
             high = select(v > high, v, high)
         store(least, 0, low)
         store(scale, 0, (high - low) / np.float32(nmax))
-        for l in range(count):
-            d = scale[l]
+        for lane in range(count):
+            d = scale[lane]
             inverse = np.float32(1) / d if d != np.float32(0) else np.float32(0)
-            blocks[i + l]["d"] = float_to_half(d)
-            blocks[i + l]["m"] = float_to_half(least[l])
-            for j in range(32 * (i + l), 32 * (i + l) + 32, 16):
-                store_codes(codes, j, _truncated((load(x, j) - least[l]) * inverse + np.float32(0.5), nmax))
+            blocks[i + lane]["d"] = float_to_half(d)
+            blocks[i + lane]["m"] = float_to_half(least[lane])
+            for j in range(32 * (i + lane), 32 * (i + lane) + 32, 16):
+                store_codes(codes, j, _truncated((load(x, j) - least[lane]) * inverse + np.float32(0.5), nmax))
 
 
 @kernel
@@ -154,9 +155,9 @@ def symmetric_blocks_weighted(x, w, blocks, half, codes):
         gather(w, 32 * i, 32, count, ws)
         importance_weights(xs, ws, 32, sigma2, ws)
         symmetric_groups(xs, ws, 32, half, fit)
-        for l in range(count):
-            blocks[i + l]["d"] = float_to_half(fit[SCALE, l])
-            symmetric_codes(x, 32 * (i + l), 32, half, fit[INVERSE, l], codes)
+        for lane in range(count):
+            blocks[i + lane]["d"] = float_to_half(fit[SCALE, lane])
+            symmetric_codes(x, 32 * (i + lane), 32, half, fit[INVERSE, lane], codes)
 
 
 @kernel
@@ -173,10 +174,10 @@ def affine_blocks_weighted(x, w, blocks, nmax, codes):
         gather(w, 32 * i, 32, count, ws)
         importance_weights(xs, ws, 32, sigma2, ws)
         affine(xs, ws, 32, nmax, np.float32(-0.9), np.float32(0.05), 36, False, True, fit, trial)
-        for l in range(count):
-            blocks[i + l]["d"] = float_to_half(fit[SCALE, l])
-            blocks[i + l]["m"] = float_to_half(-fit[MIN, l])
-            affine_codes(x, 32 * (i + l), 32, nmax, True, fit[INVERSE, l], fit[OFFSET, l], codes)
+        for lane in range(count):
+            blocks[i + lane]["d"] = float_to_half(fit[SCALE, lane])
+            blocks[i + lane]["m"] = float_to_half(-fit[MIN, lane])
+            affine_codes(x, 32 * (i + lane), 32, nmax, True, fit[INVERSE, lane], fit[OFFSET, lane], codes)
 
 
 # ---- super-blocks of eight groups of 32, x = d * scale * q - dmin * min, 6-bit scales and mins (Q4_K, Q5_K)
@@ -230,8 +231,12 @@ def affine_super_blocks(x, blocks, nmax, first, step, tries, codes):
 
 
 @kernel
-def affine_super_blocks_weighted(x, w, blocks, nmax, codes):
-    """Weights w * sqrt(2 * mean square of the super-block + x^2); scales and mins by `search.positive`."""
+def affine_super_blocks_weighted(x, w, blocks, nmax, highest, codes):
+    """Weights w * sqrt(2 * mean square of the super-block + x^2); scales and mins by `search.positive`.
+
+    highest: what coded scales and mins are cut to. It matters where most importance is zero: a fitted scale can then be
+    negative, and its code wraps round.
+    """
     xs = np.empty(512, np.float32)
     ws = np.empty(512, np.float32)
     trial = np.empty(512, np.float32)
@@ -252,4 +257,7 @@ def affine_super_blocks_weighted(x, w, blocks, nmax, codes):
             lane = 8 * s
             d = positive(fit[SCALE, lane : lane + 8], fit[TOTAL, lane : lane + 8], 63, scales)
             dmin = positive(fit[MIN, lane : lane + 8], fit[TOTAL, lane : lane + 8], 63, mins)
+            for j in range(8):
+                scales[j] = min(scales[j], np.uint8(highest))
+                mins[j] = min(mins[j], np.uint8(highest))
             _write_affine(blocks[i + s], x, SUPER * (i + s), nmax, True, d, dmin, scales, mins, fit, lane, codes)

@@ -1,10 +1,12 @@
 """The one place with numba options: how kernels of this project are compiled and cached.
 
 numba's cache notices changes only in a kernel's own file. So the cache folder's name carries a digest of all sources of
-`quant` and `engine` and of the versions that code generation depends on: an edit anywhere means a new folder.
+the kernel's package, and of those below it, and of the versions that code generation depends on: an edit anywhere in
+them means a new folder.
 The folder is set for our kernels only; other numba code in the process keeps its own.
 
 No fastmath in `kernel`: quantizers must give the reference's bytes, and those come from strict float32 in a fixed order.
+It is switched off by name, since a function otherwise takes over the setting of whoever calls it first.
 """
 
 from __future__ import annotations
@@ -23,23 +25,28 @@ from platformdirs import user_cache_path
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-@lru_cache(maxsize=1)
-def cache_folder() -> Path:
-    """Folder of the compiled kernels: the user's cache, or NUMBA_CACHE_DIR, below a digest of sources and versions."""
+#: package -> packages whose sources its kernels are made of
+_SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
+
+
+@lru_cache
+def cache_folder(package: str = "quant") -> Path:
+    """Folder of a package's compiled kernels: the user's cache, or NUMBA_CACHE_DIR, below a digest of sources and
+    versions."""
     digest = hashlib.sha256()
-    for package in ("quant", "engine"):
-        for path in sorted((_ROOT / package).rglob("*.py")):
+    for name in _SOURCES.get(package, _SOURCES["engine"]):
+        for path in sorted((_ROOT / name).rglob("*.py")):
             digest.update(path.read_bytes())
     for name in ("numba", "llvmlite", "numpy"):
         digest.update(f"{name} {version(name)}".encode())
     base = Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache_path("gguftools") / "kernels"
-    return base / digest.hexdigest()[:16]
+    return base / f"{package}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
-def _our_cache():
+def _cache_of(function: Callable):
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(cache_folder())
+    config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
     try:
         yield
     finally:
@@ -52,17 +59,24 @@ _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 def kernel(function: Callable) -> Callable:
     """Compile `function` for each argument types on first call; cached on disk; runs without the GIL."""
-    with _our_cache():
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    with _cache_of(function):
+        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False)(function)
 
 
 def fast_kernel(function: Callable) -> Callable:
     """As `kernel`, but sums may be reordered and multiply-adds contracted: for the engine, never for quantizers."""
-    with _our_cache():
+    with _cache_of(function):
         return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)(function)
+
+
+def fast_inline(function: Callable) -> Callable:
+    """As `fast_kernel`, but copied into its callers. For sums: a function of its own may be compiled once more in each
+    caller, with another order of the sum, and then results depend on which copy the linker meets first."""
+    with _cache_of(function):
+        return numba.njit(inline="always", nogil=True, error_model="numpy", fastmath=_FAST)(function)
 
 
 def native(signature, function: Callable):
     """Compile `function` to machine code at once, for calls through its `.address`; cached on disk."""
-    with _our_cache():
+    with _cache_of(function):
         return numba.cfunc(signature, cache=True, error_model="numpy", fastmath=_FAST)(function)

@@ -1,9 +1,10 @@
 """Sixteen float32 side by side, as one value in kernels.
 
-Searches are sequential inside a group of weights, because the reference's bytes depend on the order of sums; but groups
-are independent. So kernels put sixteen groups into the lanes of a vector and run the scalar algorithm once for all:
-`+ - * /`, `<`, `>`, `==`, `&` and `|` work lane by lane, and `select` takes the place of a branch. Each lane gets exactly
-the float32 operations of the scalar program, so results are equal to the last bit; LLVM maps the vectors to the CPU.
+Searches are sequential inside a group of weights, because the reference's bytes depend on the order of sums; but
+groups are independent. So kernels put sixteen groups into the lanes of a vector and run the scalar algorithm once for
+all: `+ - * /`, `<`, `>`, `==`, `&` and `|` work lane by lane, and `select` takes the place of a branch. Each lane gets
+exactly the float32 operations of the scalar program, so results are equal to the last bit; LLVM maps the vectors to
+the CPU.
 
     lo = select(v < lo, v, lo)            # `if v < lo: lo = v` in sixteen groups at once
 
@@ -11,10 +12,13 @@ The functions of this file exist in compiled code only; arrays are C-contiguous 
 """
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import lower_builtin, models, register_model, type_callable
 
 WIDTH = 16
 
@@ -42,6 +46,11 @@ class Mask(types.Type):
 LANES, MASK = Lanes(), Mask()
 register_model(Lanes)(lambda manager, kind: models.PrimitiveModel(manager, kind, _FLOATS))
 register_model(Mask)(lambda manager, kind: models.PrimitiveModel(manager, kind, _BITS))
+
+
+def intrinsic(function: Callable) -> Any:
+    """numba's decorator; the result is called without the typing context, which type checkers cannot know."""
+    return numba_intrinsic(function)
 
 
 def _constant(vector, value):
@@ -171,7 +180,9 @@ def nearest_code(typingctx, v, lowest, highest):
     return LANES(LANES, types.int32, types.int32), emit
 
 
-def _pointer(context, builder, kind, array, index, vector):
+def _pointer(context, builder, kind, place, vector):
+    """Where `vector` lies in an array of numba type `kind`; place: array, flat index."""
+    array, index = place
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
@@ -193,7 +204,7 @@ def load(typingctx, array, index):
         return None
 
     def emit(context, builder, signature, args):
-        return _read(builder, _pointer(context, builder, signature.args[0], *args, _FLOATS))
+        return _read(builder, _pointer(context, builder, signature.args[0], args, _FLOATS))
 
     return LANES(array, types.intp), emit
 
@@ -206,7 +217,7 @@ def store(typingctx, array, index, v):
 
     def emit(context, builder, signature, args):
         *place, v = args
-        builder.store(v, _pointer(context, builder, signature.args[0], *place, _FLOATS)).align = 4
+        builder.store(v, _pointer(context, builder, signature.args[0], place, _FLOATS)).align = 4
         return context.get_dummy_value()
 
     return types.void(array, types.intp, LANES), emit
@@ -220,12 +231,26 @@ def load_codes(typingctx, array, index, shift, keep):
 
     def emit(context, builder, signature, args):
         *place, shift, keep = args
-        codes = builder.load(_pointer(context, builder, signature.args[0], *place, _BYTES))
+        codes = builder.load(_pointer(context, builder, signature.args[0], place, _BYTES))
         codes.align = 1
         codes = builder.lshr(builder.zext(codes, _INTS), _spread(builder, shift))
         return builder.sitofp(builder.and_(codes, _spread(builder, keep)), _FLOATS)
 
     return LANES(array, types.intp, types.int32, types.int32), emit
+
+
+@intrinsic
+def load_signed(typingctx, array, index):
+    """array[index : index + 16], int8 to float32."""
+    if not _is_flat(array, types.int8):
+        return None
+
+    def emit(context, builder, signature, args):
+        codes = builder.load(_pointer(context, builder, signature.args[0], args, _BYTES))
+        codes.align = 1
+        return builder.sitofp(codes, _FLOATS)
+
+    return LANES(array, types.intp), emit
 
 
 @intrinsic
@@ -235,7 +260,7 @@ def load_bits(typingctx, array, index):
         return None
 
     def emit(context, builder, signature, args):
-        word = builder.load(_pointer(context, builder, signature.args[0], *args, ir.IntType(WIDTH)))
+        word = builder.load(_pointer(context, builder, signature.args[0], args, ir.IntType(WIDTH)))
         word.align = 1
         return builder.uitofp(builder.bitcast(word, _BITS), _FLOATS)
 
@@ -251,7 +276,7 @@ def store_codes(typingctx, array, index, v):
     def emit(context, builder, signature, args):
         *place, v = args
         codes = builder.trunc(builder.fptosi(v, _INTS), _BYTES)
-        builder.store(codes, _pointer(context, builder, signature.args[0], *place, _BYTES)).align = 1
+        builder.store(codes, _pointer(context, builder, signature.args[0], place, _BYTES)).align = 1
         return context.get_dummy_value()
 
     return types.void(array, types.intp, LANES), emit
@@ -272,7 +297,7 @@ def transpose(typingctx, x, start, stride, count, out, index):
             number = count.type(lane)
             row = builder.select(builder.icmp_signed("<", number, last), number, last)
             at = builder.add(start, builder.mul(stride, row))
-            rows.append(_read(builder, _pointer(context, builder, signature.args[0], x, at, _FLOATS)))
+            rows.append(_read(builder, _pointer(context, builder, signature.args[0], (x, at), _FLOATS)))
         # four rounds of interleaving row i with row i + 8 carry element j of row l to element l of row j
         halves = [
             ir.Constant(_INTS, [base + k // 2 + WIDTH * (k % 2) for k in range(WIDTH)]) for base in (0, WIDTH // 2)
@@ -282,7 +307,7 @@ def transpose(typingctx, x, start, stride, count, out, index):
             rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in halves]
         for j, row in enumerate(rows):
             at = builder.add(index, index.type(WIDTH * j))
-            builder.store(row, _pointer(context, builder, signature.args[4], out, at, _FLOATS)).align = 4
+            builder.store(row, _pointer(context, builder, signature.args[4], (out, at), _FLOATS)).align = 4
         return context.get_dummy_value()
 
     size = types.intp

@@ -45,7 +45,7 @@ class Method(NamedTuple):
 class Work(NamedTuple):
     """Arrays of a search in one block of 256 weights: first its results, then scratch for one group."""
 
-    codes: np.ndarray  # int32 [256 / dims], the points' packed codes
+    codes: np.ndarray  # int32 [256 / dims, 1], the points' packed codes
     signs: np.ndarray  # uint8 [32], bit i: weight i of 8 is negative
     scales: np.ndarray  # float32 [256 / group], not negative
     weight: np.ndarray  # float32 [256]
@@ -166,6 +166,23 @@ def fold_signs(x, weight, even, magnitude, signs):
     return largest
 
 
+@kernel
+def even_signs(code):
+    """7-bit sign code (low bits of an integer) -> 8 sign bits with an even number of ones."""
+    low = np.int32(code) & np.int32(127)
+    fold = low ^ (low >> np.int32(4))
+    fold ^= fold >> np.int32(2)
+    return low | (((fold ^ (fold >> np.int32(1))) & np.int32(1)) << np.int32(7))
+
+
+@kernel
+def iq2_value(code, signs, i):
+    """Value of weight i of a point of IQ2: levels 0, 1, 2 are 8, 25, 43."""
+    level = (code >> np.int32(2 * i)) & np.int32(3)
+    q = np.float32(43) if level == 2 else np.float32(17) * np.float32(level) + np.float32(8)
+    return -q if (signs >> np.int32(i)) & np.int32(1) else q
+
+
 def _point_kernels(dims: int, bits: int, levels: int):
     """The kernels that depend on the shape of a point: `nearest_point`, `encode` and `add_sums`."""
     full = (1 << bits) - 1
@@ -191,27 +208,36 @@ def _point_kernels(dims: int, bits: int, levels: int):
         return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
 
     @kernel
-    def encode(x, first, inverse, codes):
-        """codes[t] = the levels nearest to inverse[t] * x[first : first + dims], where a level l stands for 2 l + 1."""
-        for t in range(inverse.size):
-            code = np.int32(0)
-            for i in range(dims):
-                level = nearest(np.float32(0.5) * (inverse[t] * x[first + np.uint64(i)] - np.float32(1)))
-                code |= max(np.int32(0), min(np.int32(levels - 1), level)) << np.int32(bits * i)
-            codes[t] = code
+    def encode(x, which, inverse, codes):
+        """codes[k, t] = levels nearest to inverse[t] * vector k of x, level l for 2 l + 1; k: the bits set in `which`."""
+        for k in range(codes.shape[0]):
+            if (which >> k) & 1:
+                first = np.uint64(dims * k)
+                for t in range(inverse.size):
+                    code = np.int32(0)
+                    for i in range(dims):
+                        level = nearest(np.float32(0.5) * (inverse[t] * x[first + np.uint64(i)] - np.float32(1)))
+                        code |= max(np.int32(0), min(np.int32(levels - 1), level)) << np.int32(bits * i)
+                    codes[k, t] = code
 
     @kernel
-    def add_sums(x, weight, first, codes, sum_qx, sum_q2):
-        """Add the sums of weight * x * q and weight * q^2 over a vector, for each code."""
-        for t in range(codes.size):
-            qx = sum_qx[t]
-            q2 = sum_q2[t]
-            for i in range(dims):
-                q = np.float32(2) * np.float32((codes[t] >> np.int32(bits * i)) & np.int32(full)) + np.float32(1)
-                qx += weight[first + np.uint64(i)] * x[first + np.uint64(i)] * q
-                q2 += weight[first + np.uint64(i)] * q * q
-            sum_qx[t] = qx
-            sum_q2[t] = q2
+    def add_sums(x, weight, codes, sum_qx, sum_q2):
+        """Sums of weight * x * q and weight * q^2 over the vectors k of x with points codes[k, t]."""
+        sum_qx[:] = 0
+        sum_q2[:] = 0
+        for k in range(codes.shape[0]):
+            first = np.uint64(dims * k)
+            for t in range(sum_qx.size):
+                qx = sum_qx[t]
+                q2 = sum_q2[t]
+                for i in range(dims):
+                    level = (codes[k, t] >> np.int32(bits * i)) & np.int32(full)
+                    q = np.float32(2) * np.float32(level) + np.float32(1)
+                    at = first + np.uint64(i)
+                    qx += weight[at] * x[at] * q
+                    q2 += weight[at] * q * q
+                sum_qx[t] = qx
+                sum_q2[t] = q2
 
     return nearest_point, encode, add_sums
 
@@ -221,29 +247,30 @@ nearest_point4, _encode4, _add_sums4 = _point_kernels(4, 3, 8)
 
 
 @kernel
-def _project(x, root, first, dims, inverse, scales, index, near, codes, off, bit):
-    """codes[t] = the point for x[first : first + dims] at scales[t]; `bit` is set in off[t] where a list was searched."""
+def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, codes, off, sum_qx, sum_q2):
+    """codes[k, t] = points for the vectors in `which` at scales[t]; off[t] = those off the grid; and the sums."""
     two, one = np.float32(2), np.float32(1)
     if dims == 8:
-        _encode8(x, first, inverse, codes)
+        _encode8(x, which, inverse, codes)
     else:
-        _encode4(x, first, inverse, codes)
-    for t in range(codes.size):
-        at = index[codes[t]]
-        if at < 0:
-            off[t] |= bit
-            if dims == 8:
-                codes[t] = nearest_point8(near, -1 - at, x, root, first, scales[t], two, one)
-            else:
-                codes[t] = nearest_point4(near, -1 - at, x, root, first, scales[t], two, one)
-
-
-@kernel
-def _add_sums(x, weight, first, dims, codes, sum_qx, sum_q2):
+        _encode4(x, which, inverse, codes)
+    off[:] = 0
+    for k in range(codes.shape[0]):
+        if not (which >> k) & 1:
+            continue
+        first = np.uint64(dims * k)
+        for t in range(inverse.size):
+            at = index[codes[k, t]]
+            if at < 0:
+                off[t] |= np.int32(1 << k)
+                if dims == 8:
+                    codes[k, t] = nearest_point8(near, -1 - at, x, root, first, scales[t], two, one)
+                else:
+                    codes[k, t] = nearest_point4(near, -1 - at, x, root, first, scales[t], two, one)
     if dims == 8:
-        _add_sums8(x, weight, first, codes, sum_qx, sum_q2)
+        _add_sums8(x, weight, codes, sum_qx, sum_q2)
     else:
-        _add_sums4(x, weight, first, codes, sum_qx, sum_q2)
+        _add_sums4(x, weight, codes, sum_qx, sum_q2)
 
 
 @kernel
@@ -253,48 +280,35 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
     largest: what the tries' numerators are divided by; scale: the result where no try is better than none. A negative
     result means that all signs flip.
     """
-    vectors = codes.size
+    vectors = codes.shape[0]
+    everything = (1 << vectors) - 1
     index, near = tables
     root, tried, off = work.root, work.tried, work.off
-    inverse, scales, sum_qx, sum_q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
+    inverse, scales, qx, q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
     centre = np.float32(5 if method.dims == 8 else 15)
     for t in range(method.tries):
         inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
         scales[t] = np.float32(1) / inverse[t]
-        sum_qx[t] = 0
-        sum_q2[t] = 0
-        off[t] = 0
-    for k in range(vectors):
-        first = np.uint64(method.dims * k)
-        _project(x, root, first, method.dims, inverse, scales, index, near, tried[k], off, np.int32(1 << k))
-        _add_sums(x, weight, first, method.dims, tried[k], sum_qx, sum_q2)
+    _try_scales(x, weight, root, method.dims, everything, inverse, scales, index, near, tried, off, qx, q2)
 
     chosen = -1
     best = np.float32(0)
     for t in range(method.tries):
-        if sum_q2[t] > np.float32(0) and sum_qx[t] * sum_qx[t] > best * sum_q2[t]:
-            scale = sum_qx[t] / sum_q2[t]
-            best = scale * sum_qx[t]
+        if q2[t] > np.float32(0) and qx[t] * qx[t] > best * q2[t]:
+            scale = qx[t] / q2[t]
+            best = scale * qx[t]
             chosen = t
     for k in range(vectors):
-        codes[k] = tried[k, chosen] if chosen >= 0 else 0
+        codes[k, 0] = tried[k, chosen] if chosen >= 0 else 0
     again = np.int64(off[chosen]) if chosen >= 0 else 0
     if method.again == ALL or (method.again == ALL_IF_ANY and (again or chosen < 0)):
-        again = (1 << vectors) - 1
+        again = everything
     if not (again and scale > np.float32(0)):
         return scale
-
     inverse[0] = np.float32(1) / scale
     scales[0] = scale
-    sum_qx[0] = 0
-    sum_q2[0] = 0
-    for k in range(vectors):
-        first = np.uint64(method.dims * k)
-        code = codes[k : k + 1]
-        if (again >> k) & 1:
-            _project(x, root, first, method.dims, inverse[:1], scales[:1], index, near, code, off, np.int32(0))
-        _add_sums(x, weight, first, method.dims, code, sum_qx, sum_q2)
-    return sum_qx[0] / sum_q2[0] if sum_q2[0] > np.float32(0) else scale
+    _try_scales(x, weight, root, method.dims, again, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
+    return qx[0] / q2[0] if q2[0] > np.float32(0) else scale
 
 
 @kernel
@@ -326,7 +340,7 @@ def workspace(method):
     """The arrays of `Work`."""
     vectors = method.group // method.dims
     return Work(
-        np.empty(256 // method.dims, np.int32),
+        np.empty((256 // method.dims, 1), np.int32),
         np.empty(32, np.uint8),
         np.empty(256 // method.group, np.float32),
         np.empty(256, np.float32),

@@ -29,7 +29,7 @@ def pack_crumbs(codes, start, shift, qs):
 
 @kernel
 def pack_plane(codes, start, shift, bits):
-    """One bit, code >> shift & 1, of 256 codes: byte j (of 32) has codes j, j + 32, ..., j + 224, from the low bit up."""
+    """One bit, code >> shift & 1, of 256 codes: byte j of 32 has codes j, j + 32, ..., j + 224, low bit first."""
     for j in range(32):
         byte = np.uint8(0)
         for k in range(8):

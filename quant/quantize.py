@@ -94,7 +94,7 @@ def dequantize(q: np.ndarray, format: str | Format, threads: int | None = None) 
     """The weights of quantized rows: uint8 [rows, row_size] (or [row_size]) -> float32 [rows, n].
 
     >>> import numpy as np
-    >>> dequantize(quantize(np.ones((1, 32), np.float32), "Q8_0"), "Q8_0")[0, 0].item()
+    >>> dequantize(quantize(np.ones((1, 32), np.float32), "Q4_0"), "Q4_0")[0, 0].item()
     1.0
 
     Raises QuantError for an unknown type or a row size that is no multiple of the block's bytes.
@@ -112,7 +112,7 @@ def dequantize_blocks(blocks: np.ndarray, fmt: Format, threads: int | None = Non
     from quant import kernels
 
     out = np.empty((blocks.shape[0], blocks.shape[1] * fmt.block_size), np.float32)
-    run_rows(lambda lo, hi: kernels.dequantize_rows(blocks[lo:hi], out[lo:hi]), *out.shape, threads)
+    run_rows(lambda lo, hi: kernels.dequantize_rows(blocks[lo:hi], out[lo:hi]), out.shape[0], out.shape[1], threads)
     return out
 
 

@@ -21,9 +21,9 @@ SCALE, MIN, TOTAL, INVERSE, OFFSET = range(5)
 @kernel
 def round_away(v):
     """float32 -> int32, nearest, halves away from zero (C's roundf)."""
-    magnitude = np.floor(abs(v) + np.float32(0.5))
-    if magnitude - abs(v) > np.float32(0.5):  # abs(v) + 0.5 was rounded up
-        magnitude -= np.float32(1)
+    magnitude = np.floor(abs(v))
+    if abs(v) - magnitude >= np.float32(0.5):  # the difference is exact, the sum abs(v) + 0.5 is not
+        magnitude += np.float32(1)
     return np.int32(-magnitude) if v < np.float32(0) else np.int32(magnitude)
 
 
@@ -177,8 +177,8 @@ def affine(x, weight, n, nmax, first, step, tries, magnitude, bounded, fit, code
     weighted magnitudes if `magnitude`, of the error.
 
     Tries inverse scales (nmax + first + k * step) / (max - offset), k = 0..tries, each followed by the least-squares
-    fit of scale and offset. The best offset so far takes part in the next tries, as it does in the reference. x, weight,
-    codes (scratch): float32 [n * 16] (ggml: make_qkx2_quants; make_qkx3_quants if `bounded`).
+    fit of scale and offset. The best offset so far takes part in the next tries, as it does in the reference.
+    x, weight, codes (scratch): float32 [n * 16] (ggml: make_qkx2_quants; make_qkx3_quants if `bounded`).
     """
     limit = np.float32(nmax)
     zero = splat(np.float32(0))

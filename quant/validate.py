@@ -26,7 +26,7 @@ def _not_finite(values: np.ndarray) -> np.ndarray:
 
 
 def _not_finite_as_float(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return ~np.isfinite(values.astype(np.float32))
 
 
@@ -80,7 +80,7 @@ def first_bad_block(blocks: np.ndarray, fmt: Format) -> int:
     """As `validate`, for an array of blocks."""
     rules = _RULES.get(fmt.name)
     if rules is None:
-        rules = tuple((field, _half) for field in ("d", "dmin", "m", "s") if field in fmt.block.fields)
+        rules = tuple((field, _half) for field in ("d", "dmin", "m", "s") if field in (fmt.block.names or ()))
     flat = blocks.reshape(-1)
     for start in range(0, flat.size, BLOCKS_PER_STEP):
         step = flat[start : start + BLOCKS_PER_STEP]

@@ -4,17 +4,19 @@ import numpy as np
 
 from engine.kernels.node import floats
 from quant.half import float_of
-from quant.jit import fast_kernel
+from quant.jit import fast_inline, fast_kernel, kernel
 
 
-@fast_kernel
+@kernel
 def exp(x):
     """e^x in float32, within 2 units in the last place; 0 below -87.3, infinity above 88.7.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial (Cephes, expf), 2^n goes into the exponent.
+    x = n ln 2 + r with |r| <= ln 2 / 2; e^r is a polynomial (Cephes, expf), 2^n goes into the exponent, in two steps.
+    Strict: ln 2 is subtracted in two parts, which reordering would merge.
     """
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    r = x - n * np.float32(0.693359375)
+    r = r - n * np.float32(-2.12194440e-4)
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
     p = p * r + np.float32(8.3334519073e-3)
@@ -22,10 +24,17 @@ def exp(x):
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1)
-    bounded = max(np.float32(-126), min(np.float32(127), n))
-    scaled = p * float_of(np.uint32((np.int32(bounded) + np.int32(127)) << np.int32(23)))
+    bounded = np.int32(max(np.float32(-126), min(np.float32(128), n)))
+    half = np.int32(bounded // np.int32(2))
+    scaled = p * _power(half) * _power(bounded - half)
     scaled = np.float32(np.inf) if x > np.float32(88.72283) else scaled
     return np.float32(0) if x < np.float32(-87.33654) else scaled
+
+
+@kernel
+def _power(n):
+    """2^n for n in -126..127."""
+    return float_of(np.uint32((n + np.int32(127)) << np.int32(23)))
 
 
 @fast_kernel
@@ -34,7 +43,7 @@ def silu(x):
     return x / (np.float32(1) + exp(-x))
 
 
-@fast_kernel
+@fast_inline
 def row_max(x):
     """Largest element; -inf for none."""
     best = np.float32(-np.inf)
@@ -43,7 +52,7 @@ def row_max(x):
     return best
 
 
-@fast_kernel
+@fast_inline
 def softmax(address, n):
     """Replace n float32 by e^(x - max) / sum of these; all -inf gives zeros."""
     x = floats(address, n)

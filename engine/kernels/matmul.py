@@ -8,11 +8,11 @@ import numpy as np
 from numba import carray
 
 from engine.kernels.node import SCRATCH, SGEMM, by_format, data, floats, nb, ne, next_chunk, param, pointer, sgemm, slot
-from quant.jit import fast_kernel
+from quant.jit import fast_inline
 from quant.kernels import dequantize_block
 
 
-@fast_kernel
+@fast_inline
 def dot(a, b):
     """Sum of a[i] * b[i]."""
     total = np.float32(0)

@@ -3,10 +3,10 @@
 import numpy as np
 
 from engine.kernels.math import exp, row_max
-from quant.jit import fast_kernel, kernel
+from quant.jit import fast_inline, fast_kernel, kernel
 
 
-@fast_kernel
+@fast_inline
 def log_sum_exp(x):
     """(max, log of the sum of e^(x - max)): exponentials in float32, their sum in float64."""
     top = row_max(x)
@@ -35,7 +35,7 @@ def _terms(p, q, shift, limit, offset, out):
         out[j] = np.float64(weight) * (np.float64(p[j] - q[j]) - offset)
 
 
-@fast_kernel
+@fast_inline
 def _sum(x):
     total = 0.0
     for j in range(x.size):

@@ -70,7 +70,7 @@ def _quantize(x, w, blocks, tables):
         for g in range(8):
             high = np.int32(0)
             for k in range(8):
-                position = index[work.codes[8 * g + k]]
+                position = index[work.codes[8 * g + k, 0]]
                 b["qs"][8 * g + k] = position & 255
                 high |= (position >> 8) << k
             b["qh"][g] = high

@@ -51,5 +51,5 @@ def quantize(x, blocks):
 @kernel
 def quantize_weighted(x, w, blocks):
     codes = np.empty(x.size, np.uint8)
-    affine_super_blocks_weighted(x, w, blocks, 15, codes)
+    affine_super_blocks_weighted(x, w, blocks, 15, 255, codes)
     _pack(codes, blocks)

@@ -54,5 +54,5 @@ def quantize(x, blocks):
 @kernel
 def quantize_weighted(x, w, blocks):
     codes = np.empty(x.size, np.uint8)
-    affine_super_blocks_weighted(x, w, blocks, 31, codes)
+    affine_super_blocks_weighted(x, w, blocks, 31, 63, codes)
     _pack(codes, blocks)
