@@ -52,9 +52,9 @@ class Work(NamedTuple):
     magnitude: np.ndarray  # float32 [group]
     root: np.ndarray  # float32 [group], square roots of the weights
     plain: np.ndarray  # uint8 [group], levels of the plain search
-    tried: np.ndarray  # int32 [group / dims, tries], codes
-    off: np.ndarray  # int32 [tries], bit k: vector k was not on the grid
-    floats: np.ndarray  # float32 [4, tries], inverse scales, scales and two sums
+    tried: np.ndarray  # int32 [group / dims, width], codes; width: tries, filled up to whole vectors
+    off: np.ndarray  # int32 [width], bit k: vector k was not on the grid
+    floats: np.ndarray  # float32 [4, width], inverse scales, scales and two sums
 
 
 _NONE = np.uint64(0x7F7FFFFF) << np.uint64(32)  # a key above that of every distance below the largest float32
@@ -183,26 +183,38 @@ def iq2_value(code, signs, i):
     return -q if (signs >> np.int32(i)) & np.int32(1) else q
 
 
+@kernel
+def _cost(scale, q, x, w):
+    diff = scale * q - x
+    return w * diff * diff
+
+
 def _point_kernels(dims: int, bits: int, levels: int):
     """The kernels that depend on the shape of a point: `nearest_point`, `encode` and `add_sums`."""
     full = (1 << bits) - 1
 
     @kernel
-    def nearest_point(near, at, x, w, first, scale, step, base):
-        """Code of a point for x[first : first + dims]: of the list at near[at] the first with the least distance.
+    def nearest_point(near, list_at, x, w, first, scale, step, base):
+        """Code of a point for x[first : first + dims]: of the list at near[list_at] the first with the least distance.
 
         The distance is the sum of w * (scale * q - x)^2, q = step * level + base. Where none is below the largest
         float32 (the reference aborts) the list's first point is taken.
         """
         best = _NONE
-        start = np.uint64(at) + np.uint64(1)  # unsigned: with a check for wraparound LLVM would not vectorize
-        for n in range(np.uint64(near[at])):
+        start = np.uint64(list_at) + np.uint64(1)  # unsigned: with a check for wraparound LLVM would not vectorize
+        for n in range(np.uint64(near[list_at])):
             code = np.int32(near[start + n])
             total = np.float32(0)
             for i in range(dims):
-                q = step * np.float32((code >> np.int32(bits * i)) & np.int32(full)) + base
-                diff = scale * q - x[first + np.uint64(i)]
-                total += w[first + np.uint64(i)] * diff * diff
+                at = first + np.uint64(i)
+                level = (code >> np.int32(bits * i)) & np.int32(full)
+                if levels == 3:  # three costs per weight, computed before the loop
+                    cost0 = _cost(scale, base, x[at], w[at])
+                    cost1 = _cost(scale, step + base, x[at], w[at])
+                    cost2 = _cost(scale, step + step + base, x[at], w[at])
+                    total += cost0 if level == 0 else (cost1 if level == 1 else cost2)
+                else:
+                    total += _cost(scale, step * np.float32(level) + base, x[at], w[at])
             # distances are not negative, so their bits are in their order, and NaN is above all
             best = min(best, (np.uint64(bits_of(total)) << np.uint64(32)) | n)
         return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
@@ -247,7 +259,7 @@ nearest_point4, _encode4, _add_sums4 = _point_kernels(4, 3, 8)
 
 
 @kernel
-def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, codes, off, sum_qx, sum_q2):
+def _try_scales(x, weight, root, dims, which, tries, inverse, scales, index, near, codes, off, sum_qx, sum_q2):
     """codes[k, t] = points for the vectors in `which` at scales[t]; off[t] = those off the grid; and the sums."""
     two, one = np.float32(2), np.float32(1)
     if dims == 8:
@@ -259,7 +271,7 @@ def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, code
         if not (which >> k) & 1:
             continue
         first = np.uint64(dims * k)
-        for t in range(inverse.size):
+        for t in range(tries):
             at = index[codes[k, t]]
             if at < 0:
                 off[t] |= np.int32(1 << k)
@@ -286,10 +298,10 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
     root, tried, off = work.root, work.tried, work.off
     inverse, scales, qx, q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
     centre = np.float32(5 if method.dims == 8 else 15)
-    for t in range(method.tries):
+    for t in range(inverse.size):
         inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
         scales[t] = np.float32(1) / inverse[t]
-    _try_scales(x, weight, root, method.dims, everything, inverse, scales, index, near, tried, off, qx, q2)
+    _try_scales(x, weight, root, method.dims, everything, method.tries, inverse, scales, index, near, tried, off, qx, q2)
 
     chosen = -1
     best = np.float32(0)
@@ -307,7 +319,7 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
         return scale
     inverse[0] = np.float32(1) / scale
     scales[0] = scale
-    _try_scales(x, weight, root, method.dims, again, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
+    _try_scales(x, weight, root, method.dims, again, 1, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
     return qx[0] / q2[0] if q2[0] > np.float32(0) else scale
 
 
@@ -339,6 +351,7 @@ def _search_group(x, weight, method, tables, work, codes, signs):
 def workspace(method):
     """The arrays of `Work`."""
     vectors = method.group // method.dims
+    width = -(-method.tries // 8) * 8
     return Work(
         np.empty((256 // method.dims, 1), np.int32),
         np.empty(32, np.uint8),
@@ -347,9 +360,9 @@ def workspace(method):
         np.empty(method.group, np.float32),
         np.empty(method.group, np.float32),
         np.empty(method.group, np.uint8),
-        np.empty((vectors, method.tries), np.int32),
-        np.empty(method.tries, np.int32),
-        np.empty((4, method.tries), np.float32),
+        np.empty((vectors, width), np.int32),
+        np.empty(width, np.int32),
+        np.empty((4, width), np.float32),
     )
 
 
