@@ -125,8 +125,8 @@ def demo(
 @contextlib.contextmanager
 def _folder(out: str | os.PathLike | None) -> Iterator[Path]:
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="gguftools-") as folder:
-            yield Path(folder)
+        with tempfile.TemporaryDirectory(prefix="gguftools-") as temporary:
+            yield Path(temporary)
         return
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

@@ -5,7 +5,7 @@ the kernel's package, and of those below it, and of the versions that code gener
 them means a new folder.
 The folder is set for our kernels only; other numba code in the process keeps its own.
 
-No fastmath in `kernel`: quantizers must give the reference's bytes, and those come from strict float32 in a fixed order.
+No fastmath in `kernel`: quantizers must give the reference's bytes, which come from strict float32 in a fixed order.
 It is switched off by name, since a function otherwise takes over the setting of whoever calls it first.
 """
 
@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numba
-from numba.core import config
+from numba.core import config as numba_config
 from platformdirs import user_cache_path
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 #: package -> packages whose sources its kernels are made of
 _SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
+
+
+config: Any = numba_config  # its settings are made at run time, unknown to type checkers
 
 
 @lru_cache

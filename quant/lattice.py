@@ -49,8 +49,8 @@ class Work(NamedTuple):
     signs: np.ndarray  # uint8 [32], bit i: weight i of 8 is negative
     scales: np.ndarray  # float32 [256 / group], not negative
     weight: np.ndarray  # float32 [256]
-    magnitude: np.ndarray  # float32 [group]
-    root: np.ndarray  # float32 [group], square roots of the weights
+    magnitude: np.ndarray  # float32 [256]
+    root: np.ndarray  # float32 [256], square roots of the weights
     plain: np.ndarray  # uint8 [group], levels of the plain search
     tried: np.ndarray  # int32 [group / dims, width], codes; width: tries, filled up to whole vectors
     off: np.ndarray  # int32 [width], bit k: vector k was not on the grid
@@ -136,7 +136,7 @@ def nearest_level(scale, inverse, top):
 
 @kernel
 def fold_signs(x, weight, even, magnitude, signs):
-    """x = signs * magnitude: signs get a byte per 8 weights (bit i: weight i is negative). Returns the largest magnitude.
+    """x = signs * magnitude: signs get a byte per 8 weights (bit i: weight i is negative).
 
     With `even`, a byte has an even number of ones, so that its top bit needs no room: where the number is odd, the
     weight with the least weight * x^2 gets the other sign, and so a negative magnitude.
@@ -160,10 +160,6 @@ def fold_signs(x, weight, even, magnitude, signs):
             magnitude[8 * k + at] = -magnitude[8 * k + at]
             byte ^= 1 << at
         signs[k] = byte
-    largest = magnitude[0]
-    for j in range(1, x.size):
-        largest = max(largest, magnitude[j])
-    return largest
 
 
 @kernel
@@ -286,7 +282,7 @@ def _try_scales(x, weight, root, dims, which, tries, inverse, scales, index, nea
 
 
 @kernel
-def _search_scale(x, weight, largest, scale, method, tables, work, codes):
+def _search_scale(x, weight, root, largest, scale, method, index, near, tried, off, floats, codes):
     """Scale of a group of magnitudes, x ~ scale * q with q odd, by least weighted squares; codes get its points.
 
     largest: what the tries' numerators are divided by; scale: the result where no try is better than none. A negative
@@ -294,9 +290,7 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
     """
     vectors = codes.shape[0]
     everything = (1 << vectors) - 1
-    index, near = tables
-    root, tried, off = work.root, work.tried, work.off
-    inverse, scales, qx, q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
+    inverse, scales, qx, q2 = floats[0], floats[1], floats[2], floats[3]
     centre = np.float32(5 if method.dims == 8 else 15)
     for t in range(inverse.size):
         inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
@@ -324,30 +318,6 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
 
 
 @kernel
-def _search_group(x, weight, method, tables, work, codes, signs):
-    """Scale, points and signs of a group; all zero where it is too small, or where sums leave the range of float32."""
-    largest = fold_signs(x, weight, method.even, work.magnitude, signs)
-    if largest > np.float32(0) and largest >= method.eps:
-        for j in range(x.size):
-            work.root[j] = np.sqrt(weight[j])
-        scale = largest / np.float32(5 if method.dims == 8 else 15)
-        if method.start:
-            scale = positive(work.magnitude, weight, 4, work.plain)
-            largest = scale * np.float32(3)
-        if largest > np.float32(0):
-            scale = _search_scale(work.magnitude, weight, largest, scale, method, tables, work, codes)
-            if scale < np.float32(0):
-                scale = -scale
-                for k in range(signs.size):
-                    signs[k] ^= 255
-            if np.isfinite(scale):
-                return scale
-    codes[:] = 0
-    signs[:] = 0
-    return np.float32(0)
-
-
-@kernel
 def workspace(method):
     """The arrays of `Work`."""
     vectors = method.group // method.dims
@@ -357,8 +327,8 @@ def workspace(method):
         np.empty(32, np.uint8),
         np.empty(256 // method.group, np.float32),
         np.empty(256, np.float32),
-        np.empty(method.group, np.float32),
-        np.empty(method.group, np.float32),
+        np.empty(256, np.float32),
+        np.empty(256, np.float32),
         np.empty(method.group, np.uint8),
         np.empty((vectors, width), np.int32),
         np.empty(width, np.int32),
@@ -368,13 +338,42 @@ def workspace(method):
 
 @kernel
 def search_block(x, method, tables, work):
-    """Search all groups of x[256] with the weights in work.weight; results are in `work`. Returns the largest scale."""
-    n = method.group
-    largest = np.float32(0)
+    """Search the groups of x[256] with the weights in work.weight; results are in `work`. Returns the largest scale.
+
+    A group is all zero where it is too small, or where its sums leave the range of float32 (the reference aborts).
+    """
+    index, near = tables
+    n, vectors = method.group, method.group // method.dims
+    fold_signs(x, work.weight, method.even, work.magnitude, work.signs)
+    for j in range(256):
+        work.root[j] = np.sqrt(work.weight[j])
+    largest_scale = np.float32(0)
     for g in range(256 // n):
-        codes = work.codes[g * n // method.dims : (g + 1) * n // method.dims]
+        group = slice(g * n, (g + 1) * n)
+        magnitude, weight, root = work.magnitude[group], work.weight[group], work.root[group]
+        codes = work.codes[g * vectors : (g + 1) * vectors]
         signs = work.signs[g * n // 8 : (g + 1) * n // 8]
-        group = slice(n * g, n * g + n)
-        work.scales[g] = _search_group(x[group], work.weight[group], method, tables, work, codes, signs)
-        largest = max(largest, work.scales[g])
-    return largest
+        largest = magnitude[0]
+        for j in range(1, n):
+            largest = max(largest, magnitude[j])
+        scale = largest / np.float32(5 if method.dims == 8 else 15)
+        small = not (largest > np.float32(0) and largest >= method.eps)
+        if method.start and not small:
+            scale = positive(magnitude, weight, 4, work.plain)
+            largest = scale * np.float32(3)
+            small = not largest > np.float32(0)
+        if not small:
+            scale = _search_scale(
+                magnitude, weight, root, largest, scale, method, index, near, work.tried, work.off, work.floats, codes
+            )
+        if scale < np.float32(0):
+            scale = -scale
+            for k in range(signs.size):
+                signs[k] ^= 255
+        if small or not np.isfinite(scale):
+            codes[:] = 0
+            signs[:] = 0
+            scale = np.float32(0)
+        work.scales[g] = scale
+        largest_scale = max(largest_scale, scale)
+    return largest_scale
