@@ -41,7 +41,7 @@ def write_imatrix(path: str | os.PathLike, imatrix: IMatrix, inputs: Iterable[st
 
 
 def read_imatrix(path: str | os.PathLike) -> IMatrix:
-    """Read a matrix. Raises GGUFError for a file that is damaged, of another kind, or with values that are not finite."""
+    """Read a matrix. Raises GGUFError for a file that is damaged, of another kind, or holding NaN or infinities."""
     path = Path(path)
     with GGUF(path) as f:
         kind = f.metadata.get("general.type")

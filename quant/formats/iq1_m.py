@@ -79,28 +79,36 @@ def _score(first_x, first_w, second_x, second_w, i1, i2, shifts, best):
 
 
 @kernel
+def _first_better(first_x, first_w, second_x, second_w, i1, start, best):
+    """First i2 of start..16 whose split, with some shifts, is better than `best`, or 17; all are asked at once."""
+    first = np.int32(17)
+    for i2 in range(np.uint64(start), np.uint64(17)):
+        hit = False
+        for k in range(4):
+            hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
+        first = min(first, np.int32(i2) if hit else np.int32(17))
+    return first
+
+
+@kernel
 def _best_split(first_x, first_w, second_x, second_w):
     """(end of the -1s, end of the 0s, shifts, scale) of the best split; shifts of -1 mean that there is none."""
     best = LOWEST
     end1, end2, shifts, scale = 0, 0, -1, np.float32(0)
     for i1 in range(17):
-        hit = False  # as in IQ1_S
-        for i2 in range(np.uint64(i1), np.uint64(17)):
-            for k in range(4):
-                hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
-        if not hit:
-            continue
-        for i2 in range(i1, 17):
+        i2 = _first_better(first_x, first_w, second_x, second_w, i1, i1, best)
+        while i2 < 17:
             for k in range(4):
                 qx, q2, better = _score(first_x, first_w, second_x, second_w, i1, i2, k, best)
                 if better:
                     end1, end2, shifts, scale = i1, i2, k, qx / q2
                     best = scale * qx
+            i2 = _first_better(first_x, first_w, second_x, second_w, i1, i2 + 1, best)
     return end1, end2, shifts, scale
 
 
 @kernel
-def _search_group(x, weight, tables, sums, order, levels, codes):
+def _search_group(x, weight, tables, sums, rank, order, levels, codes):
     """(scale, shifts) of a group, and its points in codes; scale zero where it is too small or not finite."""
     index, near = tables
     codes[:] = CODES[0]
@@ -109,7 +117,7 @@ def _search_group(x, weight, tables, sums, order, levels, codes):
         largest = max(largest, abs(x[j]))
     if largest < _EPS:
         return np.float32(0), 0
-    sort_order(x, order)
+    sort_order(x, rank, order)
     sums[:, 0] = 0
     for j in range(16):
         i = order[j]
@@ -143,6 +151,7 @@ def _quantize(x, w, blocks, tables):
     index = tables[0]
     weight = np.empty(256, np.float32)
     sums = np.empty((4, 17), np.float32)
+    rank = np.empty(16, np.int32)
     order = np.empty(16, np.int64)
     levels = np.empty(16, np.int32)
     codes = np.empty(32, np.int32)
@@ -157,7 +166,7 @@ def _quantize(x, w, blocks, tables):
         for g in range(16):
             group = slice(16 * g, 16 * g + 16)
             points = codes[2 * g : 2 * g + 2]
-            scales[g], shifts[g] = _search_group(block[group], weight[group], tables, sums, order, levels, points)
+            scales[g], shifts[g] = _search_group(block[group], weight[group], tables, sums, rank, order, levels, points)
             largest = max(largest, scales[g])
         inverse = np.float32(1) / (largest / np.float32(15))
         if largest == np.float32(0):

@@ -117,7 +117,9 @@ def test_output_is_the_input(files, capsys, command, link, monkeypatch):
         target = Path("./m.gguf")
     else:
         target = model
-    arguments = (command, model, target, "Q8_0") if command == "quantize" else (command, model, "-f", TEXT, "-o", target)
+    arguments = (
+        (command, model, target, "Q8_0") if command == "quantize" else (command, model, "-f", TEXT, "-o", target)
+    )
     assert "is the input file" in fails(capsys, *arguments)
     assert model.read_bytes() == before
 
