@@ -46,7 +46,9 @@ def make(folder: Path, gigabytes: float) -> None:
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    noise = (np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    noise = (np.random.default_rng(0).standard_normal(1 << 20).astype(np.float32).view(np.uint32) >> 16).astype(
+        np.uint16
+    )
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         while at > 0:
