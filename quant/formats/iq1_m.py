@@ -15,6 +15,7 @@ import numpy as np
 
 from quant.format import block_dtype
 from quant.formats.iq1_s import (
+    ALL_SPLITS,
     CODES,
     DELTA,
     LOWEST,
@@ -79,15 +80,15 @@ def _score(first_x, first_w, second_x, second_w, i1, i2, shifts, best):
 
 
 @kernel
-def _first_better(first_x, first_w, second_x, second_w, i1, start, best):
-    """First i2 of start..16 whose split, with some shifts, is better than `best`, or 17; all are asked at once."""
-    first = np.int32(17)
-    for i2 in range(np.uint64(start), np.uint64(17)):
+def _better_splits(first_x, first_w, second_x, second_w, i1, best):
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with some shifts; all are asked at once."""
+    bits = np.uint64(0)
+    for i2 in range(np.uint64(i1), np.uint64(17)):
         hit = False
         for k in range(4):
             hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
-        first = min(first, np.int32(i2) if hit else np.int32(17))
-    return first
+        bits |= np.uint64(hit) << i2
+    return bits
 
 
 @kernel
@@ -96,14 +97,19 @@ def _best_split(first_x, first_w, second_x, second_w):
     best = LOWEST
     end1, end2, shifts, scale = 0, 0, -1, np.float32(0)
     for i1 in range(17):
-        i2 = _first_better(first_x, first_w, second_x, second_w, i1, i1, best)
-        while i2 < 17:
+        ahead = _better_splits(first_x, first_w, second_x, second_w, i1, best)  # as in IQ1_S
+        if not ahead:
+            continue
+        for i2 in range(np.uint64(i1), np.uint64(17)):
+            if not (ahead >> i2) & np.uint64(1):
+                continue
             for k in range(4):
                 qx, q2, better = _score(first_x, first_w, second_x, second_w, i1, i2, k, best)
                 if better:
-                    end1, end2, shifts, scale = i1, i2, k, qx / q2
+                    end1, end2, shifts, scale = i1, np.int64(i2), k, qx / q2
+                    if scale * qx < best:
+                        ahead = ALL_SPLITS
                     best = scale * qx
-            i2 = _first_better(first_x, first_w, second_x, second_w, i1, i2 + 1, best)
     return end1, end2, shifts, scale
 
 
@@ -122,7 +128,8 @@ def _search_group(x, weight, tables, sums, rank, order, levels, codes):
     for j in range(16):
         i = order[j]
         half = 0 if i < 8 else 2
-        sums[:, j + 1] = sums[:, j]
+        for row in range(4):
+            sums[row, j + 1] = sums[row, j]
         sums[half, j + 1] += weight[i] * x[i]
         sums[half + 1, j + 1] += weight[i]
     end1, end2, shifts, scale = _best_split(sums[0], sums[1], sums[2], sums[3])

@@ -25,6 +25,7 @@ BLOCK = block_dtype("IQ1_S", d="<u2", qs=("u1", 32), qh=("<u2", 8))
 
 DELTA = np.float32(0.125)
 LOWEST = np.float32(-3.4028235e38)  # a score below that of any split
+ALL_SPLITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _EPS = np.float32(1e-12)
 CODES = CODEBOOKS["IQ1_S"].codes
 
@@ -105,14 +106,14 @@ def _score(sum_x, sum_w, i1, i2, delta, best):
 
 
 @kernel
-def _first_better(sum_x, sum_w, i1, start, best):
-    """First i2 of start..32 whose split, with one of the shifts, is better than `best`, or 33; all are asked at once."""
-    first = np.int32(33)
-    for i2 in range(np.uint64(start), np.uint64(33)):
+def _better_splits(sum_x, sum_w, i1, best):
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with one of the shifts; all are asked at once."""
+    bits = np.uint64(0)
+    for i2 in range(np.uint64(i1), np.uint64(33)):
         plus = _score(sum_x, sum_w, i1, i2, DELTA, best)[2]
         minus = _score(sum_x, sum_w, i1, i2, -DELTA, best)[2]
-        first = min(first, np.int32(i2) if plus | minus else np.int32(33))
-    return first
+        bits |= np.uint64(plus | minus) << i2
+    return bits
 
 
 @kernel
@@ -124,14 +125,19 @@ def _best_split(sum_x, sum_w):
     best = LOWEST
     end1, end2, shift, scale = 0, 0, np.float32(0), np.float32(0)
     for i1 in range(33):
-        i2 = _first_better(sum_x, sum_w, i1, i1, best)
-        while i2 < 33:
+        ahead = _better_splits(sum_x, sum_w, i1, best)  # for most i1 there is none
+        if not ahead:
+            continue
+        for i2 in range(np.uint64(i1), np.uint64(33)):
+            if not (ahead >> i2) & np.uint64(1):
+                continue
             for delta in (DELTA, -DELTA):
                 qx, q2, better = _score(sum_x, sum_w, i1, i2, delta, best)
                 if better:
-                    end1, end2, shift, scale = i1, i2, delta, qx / q2
+                    end1, end2, shift, scale = i1, np.int64(i2), delta, qx / q2
+                    if scale * qx < best:  # rounding: what was no better than the old best may be better now
+                        ahead = ALL_SPLITS
                     best = scale * qx
-            i2 = _first_better(sum_x, sum_w, i1, i2 + 1, best)
     return end1, end2, shift, scale
 
 
