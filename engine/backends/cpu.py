@@ -136,7 +136,10 @@ def _kernel(n: Tensor):
     key = (path, tuple(s.format.name for s in n.src if s is not None)) if special else (path,)
     with _kernels_lock:
         if key not in _kernels:
-            _kernels[key] = layout.compiled(function(n) if special else function)
+            if special:
+                function = function(n)
+                function.__qualname__ = f"{name}_{'_'.join(key[1])}"  # compiled code is linked by name: one for each
+            _kernels[key] = layout.compiled(function)
         return _kernels[key]
 
 
