@@ -23,6 +23,25 @@ from gguftools.errors import GGUFError
 
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG} | ({errno.EDQUOT} if hasattr(errno, "EDQUOT") else set())
 
+_SHOWN = 200  # bytes of an output's name in the temporary name, which may not be longer than 255
+
+
+def read_whole(path: Path, what: str) -> bytes:
+    """The bytes of a small file, or of a pipe; `what` is expected of it, as in "a text file".
+
+    Raises GGUFError if there is no such file, or it is a folder or a device (which may have no end), or may not be
+    read.
+    """
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise GGUFError(f"{path}: is a folder, expected {what}")
+        if stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and not path.samefile(os.devnull)):
+            raise GGUFError(f"{path}: is a device, expected {what}")
+        return path.read_bytes()
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
+
 
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file, uint8 [size], read-only, as a memory map that lives as long as views of it.
@@ -56,7 +75,8 @@ def same_file(a: Path, b: Path) -> bool:
 def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
     """The file that writing to `path` would replace (links followed).
 
-    Raises GGUFError if it is one of the inputs, a folder, a device, or in a folder that does not exist.
+    Raises GGUFError if it is one of the inputs, a folder, a device, or in a folder that does not exist or may not be
+    written.
     """
     for source in inputs:
         if same_file(path, Path(source)):
@@ -64,6 +84,8 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise GGUFError(f"{path}: the folder {target.parent} does not exist; make it first")
+    if not os.access(target.parent, os.W_OK):
+        raise GGUFError(f"{path}: the folder {target.parent} may not be written; choose another")
     try:
         kind = target.stat().st_mode
     except FileNotFoundError:
@@ -96,7 +118,8 @@ def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] =
     """
     path = Path(path)
     target = check_output(path, [Path(source) for source in inputs])
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    shown = os.fsencode(target.name)[:_SHOWN].decode(errors="ignore")
+    partial = target.with_name(f".{shown}.{secrets.token_hex(4)}.partial")
     try:
         file = partial.open("xb")
     except OSError as error:

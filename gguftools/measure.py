@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguftools.errors import naming
 from gguftools.files import check_output
 from gguftools.imatrix_file import write_imatrix
 from gguftools.loading import load
@@ -60,8 +61,17 @@ def compare(
     words = read_text(text)
     base_session = load(base, threads=threads) if base is not None else None
     sessions = [load(model, threads=threads) for model in models]
-    tokens = _tokens(base_session or sessions[0], words)
+    with naming(base if base is not None else models[0]):
+        tokens = _tokens(base_session or sessions[0], words)
     return evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk)
+
+
+def check_text(model: str | os.PathLike, text: str | os.PathLike, n_ctx: int = N_CTX) -> None:
+    """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
+    from engine.evaluate.scoring import cut
+
+    with naming(model):
+        cut(_tokens(load(model, vocab_only=True), read_text(text)), n_ctx, None, None)
 
 
 def imatrix(
@@ -93,8 +103,9 @@ def imatrix(
     check_output(Path(output), [Path(model), Path(text)])
     words = read_text(text)
     session = load(model, threads=threads)
-    tokens = _tokens(session, words, parse_special)
-    matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
+    with naming(model):
+        tokens = _tokens(session, words, parse_special)
+        matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
     matrix.datasets = [Path(text).name]
     write_imatrix(output, matrix, [model, text])
     return matrix
