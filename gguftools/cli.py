@@ -48,7 +48,7 @@ for command in COMMANDS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"gguftools {__version__}\n")
+        report.write(f"gguftools {__version__}")
         raise typer.Exit
 
 

@@ -55,12 +55,22 @@ OnStep = Callable[[str, int, int, float | None], None]
 
 
 def demo_folder() -> Path:
-    """Folder of the model that comes with the package: safetensors, tokenizer, configuration."""
+    """Folder of the model that comes with the package: safetensors, tokenizer, configuration.
+
+    >>> (demo_folder() / "config.json").is_file()
+    True
+    """
     return _DATA / "tiny"
 
 
 def demo_text(name: str) -> Path:
-    """A text that comes with the package: `calibration`, or `valid`, which the model has not seen."""
+    """A text that comes with the package: `calibration`, or `valid`, which the model has not seen.
+
+    >>> demo_text("valid").name
+    'valid.txt'
+
+    Raises GGUFError for another name.
+    """
     path = _DATA / f"{name}.txt"
     if not path.is_file():
         raise GGUFError(f"{name}: no such text in the package; there are calibration and valid")
@@ -69,7 +79,12 @@ def demo_text(name: str) -> Path:
 
 def demo_model() -> Path:
     """The model that comes with the package as a GGUF file, converted on first use and kept in the user's cache, or in
-    a folder that goes with the process where that cannot be written."""
+    a folder that goes with the process where that cannot be written.
+
+    >>> import gguftools
+    >>> len(gguftools.open(demo_model()).tensors)
+    56
+    """
     path = cache_folder() / f"tiny-{__version__}.gguf"
     if not path.is_file():
         convert(demo_folder(), path)
@@ -91,6 +106,10 @@ def demo(
     model: a Hugging Face folder or a GGUF file, None for the model of the package; text: to measure on, None for the
     held-out text of the package (importance always comes from its calibration text); out: folder to keep the files in,
     None keeps nothing; n_ctx: tokens of a chunk, None takes what suits the model; chunks: at most so many.
+
+    >>> import gguftools
+    >>> [rung.type for rung in gguftools.demo(types=["Q8_0"], chunks=2)]
+    ['BF16', 'Q8_0']
 
     Raises GGUFError, QuantError and EngineError as the steps do; unknown types and unusable texts are refused before
     any work that takes long.

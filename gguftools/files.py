@@ -110,8 +110,12 @@ def check_space(path: Path, size: int) -> None:
 def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = ()) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends, and vanishes if the block fails in any way.
 
-    >>> with atomic_output("result.bin") as file:  # doctest: +SKIP
-    ...     file.write(b"all or nothing")
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_output(Path(folder, "result.bin")) as file:
+    ...         written = file.write(b"all or nothing")
+    ...     os.listdir(folder)
+    ['result.bin']
 
     inputs: files that must not be overwritten. Raises GGUFError as `check_output` does, and when the disk is full or
     the file cannot be made or renamed.
@@ -120,12 +124,8 @@ def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] =
     target = check_output(path, [Path(source) for source in inputs])
     shown = os.fsencode(target.name)[:_SHOWN].decode(errors="ignore")
     partial = target.with_name(f".{shown}.{secrets.token_hex(4)}.partial")
-    try:
-        file = partial.open("xb")
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from None
-    try:
-        with file:
+    try:  # from the first moment: a signal may come between any two lines
+        with _create(partial, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -136,6 +136,13 @@ def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] =
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise GGUFError(f"{path}: cannot be written: {error.strerror}; make room or choose another disk") from None
         raise
+
+
+def _create(partial: Path, shown: Path) -> IO[bytes]:
+    try:
+        return partial.open("xb")
+    except OSError as error:
+        raise GGUFError(f"{shown}: cannot be written: {error.strerror or error}") from None
 
 
 def _replace(partial: Path, target: Path, shown: Path) -> None:
