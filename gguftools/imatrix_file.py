@@ -7,7 +7,7 @@ known `W.in_sum` (plain sums). Keys: imatrix.datasets, imatrix.chunk_count, imat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ from gguftools.errors import GGUFError
 from gguftools.gguf.reader import GGUF, TensorView
 from gguftools.gguf.writer import Writer
 from quant.imatrix import Entry, IMatrix
+
+_MAX_COUNT = 1 << 62  # inputs, and far beyond what can have been seen
 
 _SQUARES, _SUMS, _COUNTS = ".in_sum2", ".in_sum", ".counts"
 
@@ -51,7 +53,7 @@ def read_imatrix(path: str | os.PathLike) -> IMatrix:
         if not names:
             raise GGUFError(f"{path}: the importance matrix has no entries; collect it again")
         imatrix = IMatrix(
-            datasets=[str(d) for d in f.metadata.get("imatrix.datasets", ())],
+            datasets=_texts(path, f.metadata.get("imatrix.datasets", [])),
             chunk_count=_count(path, f.metadata.get("imatrix.chunk_count", 0)),
             chunk_size=_count(path, f.metadata.get("imatrix.chunk_size", 0)),
         )
@@ -68,9 +70,10 @@ def _entry(path: Path, name: str, tensors) -> Entry:
     sums = _values(path, tensors[name + _SUMS]) if name + _SUMS in tensors else None
     if counts.shape != (len(squares), 1) or (sums is not None and sums.shape != squares.shape):
         raise GGUFError(f"{path}: '{name}' has sums and counts that do not fit: the file is damaged, collect it again")
-    if (squares < 0).any() or (counts < 0).any():
+    if (squares < 0).any() or (counts < 0).any() or (counts >= _MAX_COUNT).any():
         raise GGUFError(
-            f"{path}: '{name}' has negative sums of squares or counts: the file is damaged, collect it again"
+            f"{path}: '{name}' has negative sums of squares, or counts that cannot be: the file is damaged, collect it "
+            "again"
         )
     return Entry(squares, np.rint(counts[:, 0]).astype(np.int64), sums)
 
@@ -88,6 +91,12 @@ def _values(path: Path, view: TensorView) -> np.ndarray:
 
 
 def _count(path: Path, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise GGUFError(f"{path}: chunk count or size is {value!r}, expected a whole number: the file is damaged")
     return value
+
+
+def _texts(path: Path, value: object) -> list[str]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(text, str) for text in value):
+        raise GGUFError(f"{path}: imatrix.datasets is {value!r}, expected names of texts: the file is damaged")
+    return list(value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguftools.errors import naming
 from gguftools.files import check_output
 from gguftools.imatrix_file import write_imatrix
 from gguftools.loading import load
@@ -54,14 +55,27 @@ def compare(
     threads: int | None = None,
     on_chunk: Callable | None = None,
 ) -> list[Evaluation]:
-    """As `perplexity`, several models side by side; the base runs once."""
+    """As `perplexity`, several models side by side; the base runs once.
+
+    >>> import gguftools
+    >>> model, text = gguftools.demo_model(), gguftools.demo_text("valid")
+    >>> [result] = gguftools.compare([model], text, n_ctx=256, chunks=2, base=model)
+    >>> result.divergence.mean_kld.value
+    0.0
+    """
     from engine.evaluate import evaluate
 
     words = read_text(text)
     base_session = load(base, threads=threads) if base is not None else None
     sessions = [load(model, threads=threads) for model in models]
-    tokens = _tokens(base_session or sessions[0], words)
+    first = (models[0], sessions[0]) if base_session is None or base is None else (base, base_session)
+    tokens = _tokens(*first, text, words, n_ctx)
     return evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk)
+
+
+def check_text(model: str | os.PathLike, text: str | os.PathLike, n_ctx: int = N_CTX) -> None:
+    """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
+    _tokens(model, load(model, vocab_only=True), text, read_text(text), n_ctx)
 
 
 def imatrix(
@@ -93,12 +107,28 @@ def imatrix(
     check_output(Path(output), [Path(model), Path(text)])
     words = read_text(text)
     session = load(model, threads=threads)
-    tokens = _tokens(session, words, parse_special)
-    matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
+    tokens = _tokens(model, session, text, words, n_ctx, parse_special)
+    with naming(model):
+        matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
     matrix.datasets = [Path(text).name]
     write_imatrix(output, matrix, [model, text])
     return matrix
 
 
-def _tokens(session: Session, text: str, parse_special: bool = False) -> list[int]:
-    return session.tokenize(text, add_special=True, parse_special=parse_special)
+def _tokens(
+    model: str | os.PathLike,
+    session: Session,
+    text: str | os.PathLike,
+    words: str,
+    n_ctx: int,
+    parse_special: bool = False,
+) -> list[int]:
+    """The tokens of `words`. Raises EngineError that names the model for a vocabulary that cannot be used, the text for
+    one that is too short."""
+    from engine.evaluate.scoring import cut
+
+    with naming(model):
+        tokens = session.tokenize(words, add_special=True, parse_special=parse_special)
+    with naming(text):
+        cut(tokens, n_ctx, None, None)
+    return tokens

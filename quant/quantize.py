@@ -146,8 +146,13 @@ def run_rows(work: Callable[[int, int], None], rows: int, n: int, threads: int |
             work(lo, min(rows, lo + step))
         return
     with ThreadPoolExecutor(min(threads, len(starts))) as pool:
-        for future in [pool.submit(work, lo, min(rows, lo + step)) for lo in starts]:
-            future.result()
+        futures = [pool.submit(work, lo, min(rows, lo + step)) for lo in starts]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # an interruption, most of all: do not finish what nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _rows(x: np.ndarray, dtype) -> np.ndarray:
