@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import quantize
+    from gguftools.toolbox.check import check
 
 _LAZY = {
     "open": ("gguftools.gguf.reader", "GGUF"),
@@ -34,6 +35,7 @@ _LAZY = {
     "perplexity": ("gguftools.measure", "perplexity"),
     "compare": ("gguftools.measure", "compare"),
     "inspect": ("gguftools.commands.inspect", "describe"),
+    "check": ("gguftools.toolbox.check", "check"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -43,6 +45,7 @@ _LAZY = {
 __all__ = [
     "GGUFError",
     "__version__",
+    "check",
     "compare",
     "convert",
     "demo",

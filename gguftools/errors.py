@@ -1,5 +1,15 @@
 """The one exception of this package: anything that a user can cause."""
 
+from gguftools.report import plain
+
 
 class GGUFError(ValueError):
-    """A request that cannot be met; the message is one line that says what, where and what to do."""
+    """A request that cannot be met; the message is one line that says what, where and what to do.
+
+    Names out of files go into messages, so what does not print is escaped. offset: byte of the file where the fault
+    lies, None where no single byte is at fault.
+    """
+
+    def __init__(self, message: str, offset: int | None = None) -> None:
+        super().__init__(plain(message))
+        self.offset = offset
