@@ -52,6 +52,11 @@ def map_file(path: Path) -> np.ndarray:
         raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def journal_path(path: Path) -> Path:
+    """Where an edit in place keeps what it overwrites (`toolbox/edit.py`)."""
+    return path.with_name(f".{path.name}.undo")
+
+
 def same_file(a: Path, b: Path) -> bool:
     """Whether both names lead to one file, by whatever links; for absent files, whether the names are the same."""
     try:
@@ -122,6 +127,8 @@ def atomic_output(
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, partial)
         if verify is not None:
             verify(partial)
         if overwrite:

@@ -139,7 +139,7 @@ def _read_header(data: np.ndarray, path: Path) -> tuple[dict[str, Any], int]:
     n_values = sum(map(text.count, (b",", b":", b"{", b"[")))
     if n_values > MAX_VALUES:
         raise GGUFError(
-            f"{path}: the header has about {n_values:,} values, at most {MAX_VALUES:,} are allowed; the file is damaged",
+            f"{path}: the header holds about {n_values:,} values, {MAX_VALUES:,} are allowed; the file is damaged",
             8,
         )
     try:

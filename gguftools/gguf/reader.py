@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from gguftools.errors import GGUFError
-from gguftools.files import map_file
+from gguftools.files import journal_path, map_file
 from gguftools.gguf import keys
 from gguftools.gguf.endian import BIG, LITTLE, swapped
 from gguftools.gguf.faults import AGAIN, DAMAGED, Fault
@@ -83,7 +83,8 @@ class TensorView:
 
     @property
     def data(self) -> np.ndarray:
-        """The data little-endian, uint8 [nbytes], read-only: a view of the file, or for a big-endian one a new array."""
+        """The data little-endian, uint8 [nbytes], read-only: a view of the file, or for a big-endian one a new
+        array."""
         if self.order == LITTLE:
             return self.raw
         data = swapped(self.raw, self.format)
@@ -145,7 +146,8 @@ class GGUF:
 
     metadata: key -> value; fields: key -> `Field`, with type and encoded bytes; tensors: name -> `TensorView`, in file
     order; version, alignment, byte_order ("<" or ">"), data_offset (bytes from the file's beginning), size (bytes),
-    data_end (where the last tensor and its padding end), path. Values and weights of a big-endian file are swapped as they are read.
+    data_end (where the last tensor and its padding end), path. Values and weights of a big-endian file are swapped as
+    they are read.
 
     A context manager: closing drops the file's own hold on the map, views that were handed out stay valid.
 
@@ -158,6 +160,8 @@ class GGUF:
     def __init__(self, path: str | os.PathLike, on_fault: Callable[[Fault], None] | None = None) -> None:
         self.path = Path(path)
         data = map_file(self.path)
+        if os.path.exists(journal_path(Path(os.path.realpath(self.path)))):  # noqa: PTH110 (long names raise there)
+            raise GGUFError(f"{path}: an edit was interrupted; `gguftools edit` restores the file")
         self.size: int = data.size
         header = _Header(data, str(path), on_fault)
         self.version = header.version

@@ -1,7 +1,8 @@
 """Metadata values: the thirteen types of the format, how each is encoded, and arrays that decode on demand.
 
-Encoded, little-endian unless the file is big-endian: numbers as themselves, bool one byte 0 or 1, a string as uint64 length and UTF-8 bytes without
-terminator, an array as uint32 element type, uint64 count and its elements. Arrays of arrays are not supported.
+Encoded, little-endian unless the file is big-endian: numbers as themselves, bool one byte 0 or 1, a string as uint64
+length and UTF-8 bytes without terminator, an array as uint32 element type, uint64 count and its elements. Arrays of
+arrays are not supported.
 """
 
 from __future__ import annotations
@@ -210,8 +211,8 @@ class Field:
         assert self.element_type is not None
         if self.element_type is not ValueType.STRING:
             dtype = DTYPES[self.element_type]
-            found = np.frombuffer(raw, dtype.newbyteorder(self.order), count, _ARRAY_HEAD.size)
-            return Numbers(self.element_type, found.astype(dtype, copy=False))
+            found = np.frombuffer(raw, dtype, count, _ARRAY_HEAD.size)
+            return Numbers(self.element_type, found if self.order == "<" else found.byteswap())
         return Strings(raw, self._starts())
 
     @property

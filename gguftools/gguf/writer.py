@@ -136,11 +136,12 @@ class Writer:
     @property
     def size(self) -> int:
         """Bytes of the finished file, as declared so far."""
-        return len(self._header()) + sum(
+        return len(self.header()) + sum(
             pad(tensor_bytes(ne, fmt), self.alignment) for ne, fmt in self._tensors.values()
         )
 
-    def _header(self) -> bytes:
+    def header(self) -> bytes:
+        """Everything before the data, with padding, as declared so far."""
         order = self.byte_order
         parts = [MAGIC, struct.pack(order + "IQQ", self.version, len(self._tensors), len(self._fields))]
         for field in self._fields.values():
@@ -158,8 +159,9 @@ class Writer:
     def write(self, name: str, chunks: Iterable[Any]) -> None:
         """The data of the next declared tensor: an array or bytes, or an iterable of them (chunks in order).
 
-        Arrays are written as they lie in memory, in C order, little-endian: float32 for F32, blocks or their bytes
-        for quantized types; a big-endian file swaps them, and takes whole blocks at a time. Raises GGUFError if it is another tensor's turn or the size is not the declared one.
+        Arrays are written as they lie in memory, in C order, little-endian: float32 for F32, blocks or their bytes for
+        quantized types; a big-endian file swaps them, and takes whole blocks at a time. Raises GGUFError if it is
+        another tensor's turn or the size is not the declared one.
         """
         if self._pending is None:
             self._start()
@@ -205,7 +207,7 @@ class Writer:
                     f"{self.path}: the header reads differently from what was written; the disk is at fault"
                 )
             for name, t in f.tensors.items():
-                if zlib.crc32(t.raw) != self._sums[name]:
+                if zlib.crc32(t.raw.data) != self._sums[name]:
                     raise GGUFError(
                         f"{self.path}: tensor '{name}' reads differently from what was written; check the disk"
                     )
@@ -214,7 +216,7 @@ class Writer:
         if self._file is None:
             raise GGUFError(f"{self.path}: the writer is not open; use it in a with statement")
         check_space(self.path, self.size)
-        self._file.write(self._header())
+        self._file.write(self.header())
         self._pending = list(self._tensors)[::-1]
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -21,6 +21,7 @@ from gguftools.gguf import GGUF, Field, ValueType, keys
 from gguftools.gguf.faults import DAMAGED, Fault, Severity
 from gguftools.gguf.values import FLOATS, Array, Strings
 from gguftools.toolbox import shards
+from gguftools.toolbox.weights import is_safetensors
 from quant.errors import QuantError
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -80,7 +81,7 @@ def check(path: str | os.PathLike, data: bool = True) -> Checked:
     result = Checked(Path(path))
     report = result.faults.append
     try:
-        if _is_safetensors(result.path):
+        if is_safetensors(result.path):
             _check_safetensors(result.path, data, report)
             return result
         f = GGUF(path, report)
@@ -246,7 +247,7 @@ def _tensors(c: _Context) -> Iterator[Fault]:
     except EngineError as error:
         yield Fault("parameter", str(error).rpartition(":")[0] or str(error), "convert the original model again")
         return
-    if keys.SPLIT_COUNT in c.values and c.values[keys.SPLIT_COUNT]:
+    if c.values.get(keys.SPLIT_COUNT):
         return
     for name, (row, shape) in expected.items():
         t = c.f.tensors.get(name)
@@ -460,7 +461,9 @@ def _tokenizer(c: _Context) -> Iterator[Fault]:
 # --- the chat template ------------------------------------------------------------------------------------------------
 
 #: what no chat template needs, and attacks do
-_UNSAFE_NAMES = frozenset("self cycler joiner lipsum config request url_for get_flashed_messages".split())
+_UNSAFE_NAMES = frozenset(
+    ("self", "cycler", "joiner", "lipsum", "config", "request", "url_for", "get_flashed_messages")
+)
 _MARK = re.compile(r"<\|[^|<>\s]{1,60}\|>|<(?:start|end)_of_turn>")
 
 
@@ -478,7 +481,7 @@ def _template(c: _Context) -> Iterator[Fault]:
             continue
         try:
             # parsing runs nothing of the template
-            tree = Environment(extensions=[loopcontrols, _generation()]).parse(text)  # noqa: S701
+            tree = Environment(extensions=[loopcontrols, _generation()]).parse(text)
         except TemplateSyntaxError as error:
             yield c.key_fault("template", key, f"key '{key}', line {error.lineno}: {error.message}", mend)
             continue
@@ -528,14 +531,6 @@ def _unsafe(tree: Any, nodes: Any) -> Iterator[str]:
 
 
 # --- safetensors ------------------------------------------------------------------------------------------------------
-
-
-def _is_safetensors(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(9)[8:] == b"{"
-    except OSError:
-        return False
 
 
 def _check_safetensors(path: Path, data: bool, report: Callable[[Fault], None]) -> None:

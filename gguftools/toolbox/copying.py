@@ -1,4 +1,5 @@
-"""Writing a model file out of the parts of others, piece by piece: what editing, splitting, merging and converting share."""
+"""Writing a model file out of the parts of others, piece by piece: what editing, splitting, merging and converting
+share."""
 
 from __future__ import annotations
 

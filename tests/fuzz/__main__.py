@@ -1,7 +1,7 @@
 """Fuzz one reader: `python -m tests.fuzz gguf --seconds 30`.
 
-With atheris (`pip install '.[fuzz]'`, which has no wheels for every Python) coverage leads the way; without it files are
-mutated at random. The last line says how many inputs were tried and how many are findings; a finding is written to
+With atheris (`pip install '.[fuzz]'`, which has no wheels for every Python) coverage leads the way; without it files
+are mutated at random. The last line says how many inputs were tried and how many are findings; a finding is written to
 `--findings` and makes the exit code 1.
 """
 
@@ -87,8 +87,8 @@ class _Session:
     def report(self) -> int:
         taken = time.monotonic() - self.start
         sys.stdout.write(
-            f"{self.name}: {self.inputs:,} inputs in {taken:.0f} s, {self.accepted:,} accepted, {self.crashes:,} crashes, "
-            f"{self.hangs:,} hangs, slowest {self.slowest:.2f} s\n"
+            f"{self.name}: {self.inputs:,} inputs in {taken:.0f} s, {self.accepted:,} accepted, "
+            f"{self.crashes:,} crashes, {self.hangs:,} hangs, slowest {self.slowest:.2f} s\n"
         )
         sys.stdout.flush()
         return int(self.crashes + self.hangs > 0)

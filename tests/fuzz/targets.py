@@ -43,9 +43,11 @@ def run(target: Target, data: bytes, scratch: Path) -> bool:
     try:
         target.read(scratch)
     except REFUSALS as error:
-        assert len(str(error).splitlines()) == 1, "a refusal is one line"
-        return False
-    return True
+        message = str(error)
+    else:
+        return True
+    assert len(message.splitlines()) == 1, "a refusal is one line"
+    return False
 
 
 def inputs(name: str) -> Iterator[tuple[str, bytes]]:

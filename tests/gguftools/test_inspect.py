@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from gguftools import report
-from gguftools.commands.inspect import describe, inspect
+from gguftools.commands.inspect import inspect
+from gguftools.toolbox.inspect import describe
 from gguftools.errors import GGUFError
 from gguftools.gguf import Writer
 
