@@ -107,13 +107,14 @@ def _single(found: dict[str, Any], show: Any, all_: bool, as_tree: bool) -> None
         report.write()
         show(("key", "type", "value"), [(k, _type(e), _value(e, all_)) for k, e in found["metadata"].items()])
     report.write()
+    folded = fold(found["tensors"])
     if as_tree:
         show(("name", "tensors", "bytes"), tree(found["tensors"]))
-    elif all_:
+    elif all_ or len(folded) == len(found["tensors"]):
         show(_columns(found), [_tensor_row(i, t) for i, t in enumerate(found["tensors"])])
     else:
         show(
-            ("count", "name", "layers", "shape", "type", "bytes"), [_folded_row(row) for row in fold(found["tensors"])]
+            ("count", "name", "layers", "shape", "type", "bytes"), [_folded_row(row) for row in folded]
         )
     report.write()
     rows = [(t["type"], t["tensors"], t["weights"], t["bytes"], f"{t['share']:.1%}") for t in found["types"]]

@@ -122,7 +122,7 @@ def _edit_fields(f: GGUF, edits: Edits, changes: list[str]) -> list[Field]:
         _known(f, key, found)
         _set(found, _with_entries(f, found[key], edits.entries), changes)
     for name, text in edits.special.items():
-        key = f"tokenizer.ggml.{name}_token_id"
+        key = _special_key(name)
         _set(found, encode(key, _token_id(f, found, text), ValueType.UINT32), changes)
     return list(found.values())
 
@@ -189,6 +189,14 @@ def _with_entries(f: GGUF, item: Field, entries: Mapping[tuple[str, int], Any]) 
         else:
             values[i] = value
     return encode(item.key, values, item.element_type)
+
+
+def _special_key(name: str) -> str:
+    from engine.tokenizer.vocab import SPECIAL_KEYS
+
+    if name not in SPECIAL_KEYS:
+        raise GGUFError(f"unknown special token '{name}'; there are {', '.join(SPECIAL_KEYS)}")
+    return SPECIAL_KEYS[name]
 
 
 def _token_id(f: GGUF, found: Mapping[str, Field], text: str) -> int:
