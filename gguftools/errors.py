@@ -3,6 +3,9 @@
 from gguftools.report import plain
 
 
+MAX_MESSAGE = 800  # characters: a name out of a file may be of megabytes
+
+
 class GGUFError(ValueError):
     """A request that cannot be met; the message is one line that says what, where and what to do.
 
@@ -11,5 +14,7 @@ class GGUFError(ValueError):
     """
 
     def __init__(self, message: str, offset: int | None = None) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]}...{message[-MAX_MESSAGE // 2 :]}"
         super().__init__(plain(message))
         self.offset = offset

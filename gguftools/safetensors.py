@@ -2,7 +2,7 @@
 
 A file is a uint64 header length, a JSON object (name -> dtype, shape, [begin, end) within the data), and the data.
 The checks are those of the reference implementation: the tensors cover the data in order without gaps or overlaps, and
-each takes exactly the bytes of its shape. Headers are limited more tightly (32 MiB, 2.5 million values), so that the
+each takes exactly the bytes of its shape. Headers are limited more tightly (32 MiB, 1.25 million values), so that the
 time for any file stays below a second. Pickled checkpoints are never loaded: loading one runs code from the file.
 """
 
@@ -22,8 +22,9 @@ import numpy as np
 from gguftools.errors import GGUFError
 from gguftools.files import map_file
 
-MAX_HEADER = 1 << 25  # bytes; 200,000 tensors take 20 MB
-MAX_VALUES = 2_500_000  # in a header; 200,000 tensors have 2.2 million
+MAX_HEADER = 1 << 25  # bytes; 100,000 tensors take 10 MB
+MAX_VALUES = 1_250_000  # in a header; 100,000 tensors have 1.1 million
+MAX_RANK = 64  # NumPy's
 MAX_SIZE = 1 << 60  # elements of a tensor: NumPy must be able to shape empty ones too
 
 #: dtype -> bits per element, and the NumPy dtype of `array()`; None where it has no whole bytes
@@ -218,7 +219,7 @@ def _entry(name: str, entry: Any, path: Path) -> tuple[str, str, tuple[int, ...]
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise _EntryError(name, f"{where} has the unknown type {dtype!r}; there are {', '.join(DTYPES)}")
-    if not _is_sizes(shape) or math.prod(max(n, 1) for n in shape) >= MAX_SIZE:
+    if not _is_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(n, 1) for n in shape) >= MAX_SIZE:
         raise _EntryError(name, f"{where} has no valid shape: {str(shape)[:60]}; the file is damaged")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _EntryError(name, f"{where} has no valid place: {str(offsets)[:60]}; the file is damaged")
@@ -234,7 +235,7 @@ def _entry(name: str, entry: Any, path: Path) -> tuple[str, str, tuple[int, ...]
 
 
 def _is_sizes(found: Any) -> TypeGuard[list[int]]:
-    return isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
+    return isinstance(found, list) and all(type(n) is int and 0 <= n < MAX_SIZE for n in found)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

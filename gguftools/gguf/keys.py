@@ -22,7 +22,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
 #: more are refused, so that a file of zeros or of empty strings cannot keep a reader busy; no model comes near
 MAX_KEYS = MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 22  # in all arrays of a file
+MAX_STRINGS = 1 << 21  # in all arrays of a file
+MAX_BOOLS = 1 << 26  # in an array: each is looked at
 
 _BY_TYPE = {
     ValueType.FLOAT32: """

@@ -367,10 +367,10 @@ class _Header:
         """Moves past count and elements; for strings returns where they begin (and the last ends), int64 [n + 1]."""
         what = f"key '{key}'"
         count = self._number("Q", what)
-        if count > MAX_COUNT:
-            raise self._error(
-                f"{what} is an array of {count:,} elements, at most {MAX_COUNT:,} are allowed", self._at - 8
-            )
+        limit = keys.MAX_BOOLS if element is ValueType.BOOL else MAX_COUNT
+        if count > limit:
+            message = f"{what} is an array of {count:,} elements, at most {limit:,} are allowed"
+            raise self._error(message, self._at - 8)
         first = self._take(count * MIN_SIZE[element], what)
         if element is ValueType.STRING:
             if count > self._strings_left:
@@ -511,9 +511,9 @@ def check_alignment(where: str, alignment: int) -> int:
 def first_bad_bool(data: np.ndarray) -> int | None:
     """Index of the first byte above 1, read piece by piece: an array of bools may be as large as the file."""
     for start in range(0, data.size, _PIECE):
-        bad = data[start : start + _PIECE] > 1
-        if bad.any():
-            return start + int(bad.argmax())
+        piece = data[start : start + _PIECE]
+        if piece.max() > 1:
+            return start + int((piece > 1).argmax())
     return None
 
 

@@ -1,4 +1,4 @@
-"""Fuzz one reader: `python -m tests.fuzz gguf --seconds 30`.
+"""Fuzz one reader, or `all` one after the other: `python -m tests.fuzz gguf --seconds 30`.
 
 With atheris (`pip install '.[fuzz]'`, which has no wheels for every Python) coverage leads the way; without it files
 are mutated at random. The last line says how many inputs were tried and how many are findings; a finding is written to
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,8 +37,10 @@ def main() -> int:
             from tests.fuzz.targets import TARGETS
     else:
         from tests.fuzz.targets import TARGETS
+    if options.target == "all":
+        return max(_alone(name, options) for name in TARGETS)
     if options.target not in TARGETS:
-        parser.error(f"there are {', '.join(TARGETS)}")
+        parser.error(f"there are {', '.join(TARGETS)} and all")
     options.findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
         folder = Path(scratch)
@@ -48,6 +51,13 @@ def main() -> int:
         if guided:
             return _guided(atheris, session, corpus, options.seconds)
         return _random(session, corpus, options.seconds)
+
+
+def _alone(name: str, options: argparse.Namespace) -> int:
+    """One reader in a process of its own; libFuzzer does not return."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", name, f"--seconds={options.seconds}"]
+    command += [f"--findings={options.findings}"] + ["--random"] * options.random
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 class _Session:
