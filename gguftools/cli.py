@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -67,6 +68,8 @@ def _options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     guard_maps()
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         return app(arguments, standalone_mode=False, prog_name="gguftools") or 0
     except BaseException as error:
@@ -75,6 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
         ):
             raise
         return _report(error)
+
+
+def _terminated(number: int, frame: object) -> None:
+    """An end by request cleans up as an interruption by hand does."""
+    raise KeyboardInterrupt
 
 
 def _report(error: BaseException) -> int:

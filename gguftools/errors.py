@@ -2,7 +2,6 @@
 
 from gguftools.report import plain
 
-
 MAX_MESSAGE = 800  # characters: a name out of a file may be of megabytes
 
 

@@ -122,7 +122,7 @@ def _read_header(data: np.ndarray, path: Path) -> tuple[dict[str, Any], int]:
         )
     start = bytes(data[:64])
     if start.startswith(b"version https://git-lfs"):
-        raise GGUFError(f"{path}: this is a git-lfs pointer, not the weights; run `git lfs pull`")
+        raise GGUFError(f"{path}: this is a git-lfs pointer, not the weights; run `git lfs pull`", 0)
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER and not start[8:9] == b"{":
         raise GGUFError(f"{path}: not a safetensors file: it begins with {start[:8]!r}", 0)
@@ -176,7 +176,7 @@ def read_json(text: bytes, where: str) -> dict[str, Any]:
 
 def _metadata(found: Any, path: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise GGUFError(f"{path}: __metadata__ is not a map of strings; the file is damaged")
+        raise GGUFError(f"{path}: __metadata__ is not a map of strings; the file is damaged", 8)
     return found
 
 

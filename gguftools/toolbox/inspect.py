@@ -11,7 +11,7 @@ from typing import Any
 
 from gguftools import report
 from gguftools.errors import GGUFError
-from gguftools.gguf import GGUF, Field, TensorView
+from gguftools.gguf import GGUF, Field, TensorView, ValueType
 from gguftools.gguf.endian import NAMES
 from gguftools.gguf.values import Array
 from gguftools.toolbox.shards import open_set, siblings
@@ -19,6 +19,7 @@ from gguftools.toolbox.weights import is_safetensors
 from quant.formats import get_format
 
 MAX_ELEMENTS = 16  # of an array in `describe`
+MAX_LAYERS = 1024  # numbers in an array that is kept whole
 
 
 def describe(path: str | Path, elements: int | None = MAX_ELEMENTS) -> dict[str, Any]:
@@ -26,9 +27,9 @@ def describe(path: str | Path, elements: int | None = MAX_ELEMENTS) -> dict[str,
     folder with a safetensors checkpoint.
 
     metadata: key -> type, value, and for arrays element_type and count, with at most `elements` of them as value (None:
-    all); tensors in file order, with shape in NumPy's order, ne in ggml's, offset from the beginning of the data;
-    types: totals by type, largest first, share of the bytes of all tensors; bpw: bits per weight over all tensors, None
-    without any.
+    all; short arrays of numbers are always whole); tensors in file order, with shape in NumPy's order, ne in ggml's,
+    offset from the beginning of the data; types: totals by type, largest first, share of the bytes of all tensors; bpw:
+    bits per weight over all tensors, None without any.
 
     >>> describe(__import__("gguftools").demo_model())["n_tensors"]
     56
@@ -77,7 +78,9 @@ def _totalled(tensors: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[s
 def _describe_field(field: Field, elements: int | None) -> dict[str, Any]:
     value = field.value
     if isinstance(value, Array):
-        head = value[:elements]
+        # numbers of layers and the like are kept whole
+        whole = field.element_type is not ValueType.STRING and len(value) <= MAX_LAYERS
+        head = value[: None if whole else elements]
         return {"type": "array", "element_type": str(field.element_type), "count": len(value), "value": head}
     return {"type": str(field.type), "value": value}
 
@@ -238,32 +241,20 @@ def memory(found: Mapping[str, Any], n_ctx: int, type_k: str = "F16", type_v: st
     """Bytes that running the model takes: its weights, the keys and values of `n_ctx` tokens (of all layers, as if none
     had a window), and both together; activations come on top and are small beside them.
 
-    Raises GGUFError where the keys do not say enough, QuantError for an unknown type.
+    found: as `describe` gives it. Raises GGUFError where the keys do not say enough, QuantError for an unknown type.
     """
-    values = {key: entry["value"] for key, entry in found["metadata"].items()}
-    arch = values.get("general.architecture")
-    where = found["file"]
-
-    def number(name: str, default: Any = None) -> Any:
-        value = values.get(f"{arch}.{name}", default)
-        if value is None:
-            raise GGUFError(f"{where}: no key '{arch}.{name}', so the cache cannot be sized")
-        return value
-
-    n_layer = _positive(where, "block_count", number("block_count"), 100_000)
-    latent = values.get(f"{arch}.attention.kv_lora_rank")
+    n_layer = _layers(_number(found, "block_count"), found["file"])
+    latent = _number(found, "attention.kv_lora_rank", 0)
     if latent:  # latent attention keeps one compressed vector and the rotated part
-        width_k, width_v = int(latent) + int(number("rope.dimension_count", 0)), 0
-        heads = [1] * n_layer
+        heads, width_k, width_v = [1] * n_layer, latent + _number(found, "rope.dimension_count", 0), 0
     else:
-        n_head = number("attention.head_count")
-        first = max(n_head) if isinstance(n_head, list) else n_head
-        n_kv = number("attention.head_count_kv", n_head)
-        heads = _per_layer(n_kv, n_layer)
-        head = number("attention.key_length", number("embedding_length") // max(1, _whole(where, first)))
-        width_k, width_v = _whole(where, head), _whole(where, number("attention.value_length", head))
-    per_token = sum(_row(type_k, n * width_k) + _row(type_v, n * width_v) for n in heads)
-    cache = per_token * n_ctx
+        n_head = _per_layer(found, "attention.head_count", n_layer)
+        heads = _per_layer(found, "attention.head_count_kv", n_layer, n_head)
+        width_k = _number(found, "attention.key_length", 0)
+        if not width_k:
+            width_k = _number(found, "embedding_length") // max(1, *n_head)
+        width_v = _number(found, "attention.value_length", 0) or width_k
+    cache = n_ctx * sum(_row(type_k, n * width_k) + _row(type_v, n * width_v) for n in heads)
     return {
         "n_ctx": n_ctx,
         "type_k": get_format(type_k).name,
@@ -274,27 +265,47 @@ def memory(found: Mapping[str, Any], n_ctx: int, type_k: str = "F16", type_v: st
     }
 
 
-def _per_layer(value: Any, n_layer: int) -> list[int]:
-    """Values of all layers; a list that was cut at MAX_ELEMENTS goes on with its last one."""
+def _layers(n: int, where: str) -> int:
+    if not 0 < n <= 10_000:
+        raise GGUFError(f"{where}: has {n:,} layers; the file is damaged")
+    return n
+
+
+def _value(found: Mapping[str, Any], name: str) -> Any:
+    arch = found["metadata"].get("general.architecture", {}).get("value")
+    return found["metadata"].get(f"{arch}.{name}", {}).get("value")
+
+
+def _number(found: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A size of the family. Raises GGUFError if it is missing without a default, or none."""
+    value = _value(found, name)
+    value = default if value is None else value
+    if value is None:
+        raise GGUFError(f"{found['file']}: does not say '{name}', so the cache cannot be sized")
+    return _checked(found["file"], name, value)
+
+
+def _per_layer(found: Mapping[str, Any], name: str, n_layer: int, default: list[int] | None = None) -> list[int]:
+    """A size that may differ by layer. Raises GGUFError as `_number` does, and for too short a list."""
+    value = _value(found, name)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, list):
-        return [int(value)] * n_layer
-    known = [int(v) for v in value[:n_layer]]
-    return known + known[-1:] * (n_layer - len(known))
+        return [_number(found, name)] * n_layer
+    if len(value) < n_layer:
+        raise GGUFError(f"{found['file']}: '{name}' has {len(value)} entries for {n_layer} layers; the file is damaged")
+    return [_checked(found["file"], name, n) for n in value[:n_layer]]
+
+
+def _checked(where: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+        raise GGUFError(f"{where}: '{name}' is {value!r}; the file is damaged")
+    return value
 
 
 def _row(kind: str, n: int) -> int:
     fmt = get_format(kind)
     return -(-n // fmt.block_size) * fmt.type_size
-
-
-def _whole(where: str, value: Any) -> int:
-    return _positive(where, "attention heads", value, 1 << 20)
-
-
-def _positive(where: str, what: str, value: Any, limit: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
-        raise GGUFError(f"{where}: {what} is {value!r}; the file is damaged")
-    return value
 
 
 def inspected(path: Path) -> list[Path]:

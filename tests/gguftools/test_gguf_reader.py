@@ -174,6 +174,8 @@ def test_broken_files_are_refused_in_one_line(case, save):
         GGUF(path)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"{path}: ")
+    if data:
+        assert 0 <= refused.value.offset <= len(data)
 
 
 def test_handcrafted_content(save):

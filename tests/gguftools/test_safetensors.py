@@ -75,6 +75,8 @@ def test_broken_files_are_refused_in_one_line(case, tmp_path):
     with pytest.raises(GGUFError, match=message) as refused:
         SafetensorsFile(path)
     assert "\n" not in str(refused.value)
+    if data:
+        assert 0 <= refused.value.offset <= len(data)
     if case != "a name twice":  # there the reference lets the last one win
         with pytest.raises((SafetensorError, OSError)):
             oracle.load_file(path)

@@ -30,9 +30,9 @@ def model(tiny, tmp_path) -> Path:
 
 @pytest.fixture
 def changed(tiny, tmp_path) -> Callable[..., Path]:
-    """The small model with other keys (None: without the key) and tensors (None: without; an array: F32; bytes: kept)."""
+    """The small model with other keys (None: without the key) and tensors (None: without; an array: F32)."""
 
-    def make(keys: dict | None = None, tensors: dict | None = None, types: dict | None = None, name="changed.gguf") -> Path:
+    def make(keys=None, tensors=None, types=None, name="changed.gguf") -> Path:
         path = tmp_path / name
         keys, tensors, types = keys or {}, tensors or {}, types or {}
         with GGUF(tiny["bf16"]) as f, Writer(path) as w:
@@ -43,7 +43,8 @@ def changed(tiny, tmp_path) -> Callable[..., Path]:
                 if value is not None:
                     w.add(key, value, types.get(key))
             kept = {n: (t.shape, t.format, t.data) for n, t in f.tensors.items()}
-            new = {n: (np.shape(x), FORMATS["F32"], np.asarray(x, np.float32)) for n, x in tensors.items() if x is not None}
+            arrays = {n: np.asarray(x, np.float32) for n, x in tensors.items() if x is not None}
+            new = {n: (x.shape, FORMATS["F32"], x) for n, x in arrays.items()}
             parts = {n: p for n, p in (kept | new).items() if tensors.get(n, p) is not None}
             for n, (shape, fmt, _) in parts.items():
                 w.declare(n, shape, fmt)

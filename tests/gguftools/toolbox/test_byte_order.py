@@ -48,7 +48,7 @@ def test_swapping_twice_changes_nothing(name):
 def make(path, order, version=3):
     rng = np.random.default_rng(1)
     with Writer(path, byte_order=order, version=version) as w:
-        for kind in "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float32 float64".split():
+        for kind in ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"]:
             w.add("one." + kind, 3, kind)
             w.add("many." + kind, [1, 2, 3], kind)
         w.add("flag", True)

@@ -33,13 +33,23 @@ CASES = {
     "rope factors": ({}, {"rope_freqs.weight": np.ones(16)}, {}, "rope", "32 rotations"),
     "no stop token": ({"tokenizer.ggml.eos_token_id": None}, {}, {}, "stop-token", "no stop token"),
     "stop token of the template": (
-        {"tokenizer.chat_template": "{{ m }}<|im_end|>"}, {}, {}, "stop-token", "ends turns with '<|im_end|>'",
+        {"tokenizer.chat_template": "{{ m }}<|im_end|>"},
+        {},
+        {},
+        "stop-token",
+        "ends turns with '<|im_end|>'",
     ),
     "special id": ({"tokenizer.ggml.bos_token_id": 2048}, {}, {}, "special-token", "2,048"),
     "bos without id": ({"tokenizer.ggml.bos_token_id": None}, {}, {}, "special-token", "bos_token_id' is missing"),
     "token types": ({"tokenizer.ggml.token_type": [1] * 5}, {}, {}, "vocabulary", "5 entries for 2,048"),
     "token type 9": ({"tokenizer.ggml.token_type": [9] * 2048}, {}, {}, "token-type", "there are 1 to 6"),
-    "tokens as bytes": ({"tokenizer.ggml.tokens": [1, 2]}, {}, {"tokenizer.ggml.tokens": "uint8"}, "vocabulary", "no array"),
+    "tokens as bytes": (
+        {"tokenizer.ggml.tokens": [1, 2]},
+        {},
+        {"tokenizer.ggml.tokens": "uint8"},
+        "vocabulary",
+        "no array",
+    ),
     "rows": ({"llama.vocab_size": 2047}, {}, {}, "vocabulary", "2047, there are 2,048"),
     "fewer rows": ({}, {"token_embd.weight": np.ones((2000, 256))}, {}, "embedding-rows", "2,000 rows for 2,048"),
     "more rows": ({}, {"token_embd.weight": np.ones((2050, 256))}, {}, "embedding-rows", "padded"),
@@ -47,16 +57,44 @@ CASES = {
     "a number that is none": ({"odd": float("nan")}, {}, {}, "number", "nan"),
     "template syntax": ({"tokenizer.chat_template": "{% for %}"}, {}, {}, "template", "line 1"),
     "template attack": (
-        {"tokenizer.chat_template": "{{ ''.__class__.__mro__ }}"}, {}, {}, "unsafe-template", "hidden attribute '__mro__'",
+        {"tokenizer.chat_template": "{{ ''.__class__.__mro__ }}"},
+        {},
+        {},
+        "unsafe-template",
+        "hidden attribute '__mro__'",
     ),
-    "template attack by filter": ({"tokenizer.chat_template": "{{ x|attr('y') }}"}, {}, {}, "unsafe-template", "filter 'attr'"),
-    "template attack by text": ({"tokenizer.chat_template": "{{ x['__globals__'] }}"}, {}, {}, "unsafe-template", "__globals__"),
+    "template attack by filter": (
+        {"tokenizer.chat_template": "{{ x|attr('y') }}"},
+        {},
+        {},
+        "unsafe-template",
+        "filter 'attr'",
+    ),
+    "template attack by text": (
+        {"tokenizer.chat_template": "{{ x['__globals__'] }}"},
+        {},
+        {},
+        "unsafe-template",
+        "__globals__",
+    ),
     "template attack by name": ({"tokenizer.chat_template": "{{ lipsum }}"}, {}, {}, "unsafe-template", "'lipsum'"),
     "template includes": ({"tokenizer.chat_template": "{% include 'x' %}"}, {}, {}, "unsafe-template", "include"),
     "template of others": ({"tokenizer.chat_template.tool": "<|tool|>"}, {}, {}, "template-token", r"<\|tool\|>"),
-    "template nested": ({"tokenizer.chat_template": "{{ " + "(" * 3000 + ")" * 3000 + " }}"}, {}, {}, "template", "chat_template"),
-    "shard alone": ({"split.count": 3, "split.no": 0}, {}, {"split.count": "uint16", "split.no": "uint16"}, "split", "named"),
-}  # fmt: skip
+    "template nested": (
+        {"tokenizer.chat_template": "{{ " + "(" * 3000 + ")" * 3000 + " }}"},
+        {},
+        {},
+        "template",
+        "chat_template",
+    ),
+    "shard alone": (
+        {"split.count": 3, "split.no": 0},
+        {},
+        {"split.count": "uint16", "split.no": "uint16"},
+        "split",
+        "named",
+    ),
+}
 NOTES = ("extra-tensor",)
 
 
@@ -196,7 +234,18 @@ def test_sarif_places(changed):
 
 
 def test_help_has_an_example():
-    for command in ("check", "edit", "diff", "hash", "verify", "split", "merge", "convert-endian", "dequantize", "inspect"):
+    for command in (
+        "check",
+        "edit",
+        "diff",
+        "hash",
+        "verify",
+        "split",
+        "merge",
+        "convert-endian",
+        "dequantize",
+        "inspect",
+    ):
         shown = CliRunner().invoke(cli.app, [command, "--help"])
         assert shown.exit_code == 0
         assert f"Example: gguftools {command}" in " ".join(shown.stdout.replace("│", " ").split())

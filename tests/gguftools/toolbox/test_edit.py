@@ -1,7 +1,6 @@
 """Edits: what they change, what they leave alone, and how they reach the file."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -28,11 +27,16 @@ def test_set_keeps_all_else_and_the_order(value, model):
     new_keys, new_tensors = state(model)
     assert GGUF(model).metadata["general.name"] == value
     assert list(new_keys) == list(keys)
-    assert {k: v for k, v in new_keys.items() if k != "general.name"} == {k: v for k, v in keys.items() if k != "general.name"}
+    assert {k: v for k, v in new_keys.items() if k != "general.name"} == {
+        k: v for k, v in keys.items() if k != "general.name"
+    }
     assert new_tensors == tensors
 
 
-@pytest.mark.parametrize("kind", "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float32 float64 bool string".split())
+@pytest.mark.parametrize(
+    "kind",
+    ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64", "bool", "string"],
+)
 def test_every_type(kind, model):
     value = {"bool": True, "string": "7"}.get(kind, 7)
     edit(model, Edits(set={"new.key": (value, kind), "new.array": ([value] * 3, kind)}))
@@ -80,7 +84,10 @@ def test_refusals_change_nothing(edits, says, model):
 
 
 def test_entries_and_special_tokens(model):
-    edits = Edits(entries={("tokenizer.ggml.tokens", 7): "<|new|>", ("tokenizer.ggml.token_type", 7): 3}, special={"eot": "<|new|>"})
+    edits = Edits(
+        entries={("tokenizer.ggml.tokens", 7): "<|new|>", ("tokenizer.ggml.token_type", 7): 3},
+        special={"eot": "<|new|>"},
+    )
     done = edit(model, edits)
     assert len(done.changes) == 3
     with GGUF(model) as f:
@@ -101,26 +108,29 @@ def test_tensors(model):
     new_keys, new = state(model)
     assert new_keys == keys
     assert new["norm.weight"] == tensors["output_norm.weight"]
-    assert set(tensors) - set(new) == {"output_norm.weight", *(f"blk.{i}.attn_{x}.weight" for i in (1, 2) for x in "qkv")}
+    assert set(tensors) - set(new) == {
+        "output_norm.weight",
+        *(f"blk.{i}.attn_{x}.weight" for i in (1, 2) for x in "qkv"),
+    }
     with GGUF(model) as f:
         assert f.tensors["a"].dequantize().tolist() == [[0, 1, 2], [3, 4, 5]]
         np.testing.assert_allclose(f.tensors["b"].dequantize(), 1, rtol=1e-3)
 
 
 def test_ways(model, monkeypatch):
-    inode = os.stat(model).st_ino
+    inode = model.stat().st_ino
     assert edit(model, Edits(set={"general.name": "Tiny"})).way == UNCHANGED
     assert edit(model, Edits(set={"llama.rope.freq_base": 5000.0})).way == IN_PLACE
     assert edit(model, Edits(set={"general.name": "tINY"})).way == IN_PLACE
-    assert os.stat(model).st_ino == inode
+    assert model.stat().st_ino == inode
     assert edit(model, Edits(set={"general.name": "Tiny, but longer"}), dry_run=True).way == COPIED
     assert GGUF(model).metadata["general.name"] == "tINY"
     assert edit(model, Edits(set={"general.name": "Tiny2"}), in_place=True).way == JOURNALED
-    assert os.stat(model).st_ino == inode
+    assert model.stat().st_ino == inode
     assert GGUF(model).metadata["general.name"] == "Tiny2"
     assert not journal_path(model).exists()
     assert edit(model, Edits(set={"general.name": "Tiny, but longer"})).way == COPIED
-    assert os.stat(model).st_ino != inode
+    assert model.stat().st_ino != inode
     with pytest.raises(GGUFError, match="does not fit in place"):
         edit(model, Edits(set={"general.name": "x" * 5000}), in_place=True)
     assert gguftools.check(model).is_clean
@@ -180,9 +190,16 @@ def test_command(model, tmp_path, capsys):
     (tmp_path / "t.jinja").write_text("{{ messages }}<|end_of_text|>\n")
     np.save(tmp_path / "x.npy", np.ones((2, 32), np.float32))
     arguments = ["edit", str(model), "--set", "general.name=7", "--set", "my.number=7", "--set", "my.text:string=7"]
-    arguments += ["--set", "my.list=[1, 2]", "--set", "my.words:string=[\"a\", \"b\"]", "--set", "my.flag=true"]
+    arguments += ["--set", "my.list=[1, 2]", "--set", 'my.words:string=["a", "b"]', "--set", "my.flag=true"]
     arguments += ["--set-file", f"tokenizer.chat_template={tmp_path / 't.jinja'}", "--delete", "general.type"]
-    arguments += ["--set", "tokenizer.ggml.tokens[9]=nine", "--special-token", "pad=nine", "--rename", "llama.vocab_size=n"]
+    arguments += [
+        "--set",
+        "tokenizer.ggml.tokens[9]=nine",
+        "--special-token",
+        "pad=nine",
+        "--rename",
+        "llama.vocab_size=n",
+    ]
     arguments += ["--add-tensor", f"x:Q8_0={tmp_path / 'x.npy'}", "--drop-tensor", "blk.5.*"]
     assert cli.main([*arguments, "--dry-run"]) == 0
     assert "would be written as a copy" in capsys.readouterr().out
@@ -191,7 +208,11 @@ def test_command(model, tmp_path, capsys):
     with GGUF(model) as f:
         m = f.metadata
         assert (m["general.name"], m["my.number"], m["my.text"], m["my.list"]) == ("7", 7, "7", [1, 2])
-        assert (m["my.words"], m["my.flag"], m["tokenizer.chat_template"]) == (["a", "b"], True, "{{ messages }}<|end_of_text|>")
+        assert (m["my.words"], m["my.flag"], m["tokenizer.chat_template"]) == (
+            ["a", "b"],
+            True,
+            "{{ messages }}<|end_of_text|>",
+        )
         assert m["tokenizer.ggml.tokens"][9] == "nine"
         assert m["tokenizer.ggml.padding_token_id"] == 9
         assert "general.type" not in m

@@ -55,7 +55,9 @@ def test_round_trip(limits, counts, tiny, tmp_path):
         assert f.metadata["split.count"] == 0
         for name, t in source.tensors.items():
             assert f.tensors[name].raw.tobytes() == t.raw.tobytes()
-        assert {k: v.raw for k, v in f.fields.items() if k in source.fields} == {k: v.raw for k, v in source.fields.items()}
+        assert {k: v.raw for k, v in f.fields.items() if k in source.fields} == {
+            k: v.raw for k, v in source.fields.items()
+        }
 
 
 def test_other_alignments_reach_all_shards(tmp_path):
@@ -77,7 +79,7 @@ def test_nothing_is_replaced(tiny, tmp_path):
         gguftools.split(tiny["bf16"], tmp_path / "m", 20)
     assert names(tmp_path) == ["m-00002-of-00003.gguf"]
     shards = [s.path for s in gguftools.split(tiny["bf16"], tmp_path / "n", 20).shards]
-    with pytest.raises(GGUFError, match="is the input file|is there already"):
+    with pytest.raises(GGUFError, match=r"is the input file|is there already"):
         gguftools.merge(shards[:-1], shards[-1])  # as `merge n-0000*.gguf` does when the output is forgotten
     with pytest.raises(GGUFError, match="is there already"):
         gguftools.merge(shards, tmp_path / "m-00002-of-00003.gguf")
@@ -129,15 +131,15 @@ def test_sets_that_do_not_fit(fault, says, tiny, tmp_path):
         start = paths[2]
     else:
         with GGUF(paths[2]) as f:
-            name = list(f.tensors)[0]
-        gguftools.edit(paths[1], gguftools.Edits(rename_tensors={list(GGUF(paths[1]).tensors)[0]: name}))
+            name = next(iter(f.tensors))
+        gguftools.edit(paths[1], gguftools.Edits(rename_tensors={next(iter(GGUF(paths[1]).tensors)): name}))
     with pytest.raises(GGUFError, match=says):
         open_set(start)
 
 
 def test_tensors_must_add_up(tiny, tmp_path):
     paths = [s.path for s in gguftools.split(tiny["bf16"], tmp_path / "s", 20).shards]
-    gguftools.edit(paths[1], gguftools.Edits(drop_tensors=[list(GGUF(paths[1]).tensors)[0]]))
+    gguftools.edit(paths[1], gguftools.Edits(drop_tensors=[next(iter(GGUF(paths[1]).tensors))]))
     with pytest.raises(GGUFError, match="have 55 tensors, 56 are announced"):
         open_set(paths[0])
 
@@ -160,7 +162,7 @@ def test_delete_splits(tiny, tmp_path):
 
 def test_siblings_and_sizes(tmp_path):
     assert siblings(tmp_path / "a.gguf") is None
-    assert [p.name for p in siblings(tmp_path / "x-00001-of-00002-00002-of-00002.gguf")][0] == (
+    assert next(p.name for p in siblings(tmp_path / "x-00001-of-00002-00002-of-00002.gguf")) == (
         "x-00001-of-00002-00001-of-00002.gguf"
     )
     assert parse_size("300m") == 300_000_000
