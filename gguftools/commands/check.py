@@ -37,7 +37,7 @@ def check(
             rows = [(f.offset, str(f.severity), f.code, f.message, f.remedy) for f in result.faults]
             if rows:
                 report.table(("byte", "severity", "code", "finding", "remedy"), rows, title=name)
-            counts = ", ".join(f"{n} {kind}s" for kind, n in result.counts().items() if n)
+            counts = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in result.counts().items() if n)
             report.write(f"{name}: {'clean' if result.is_clean else 'not clean'}" + (f" ({counts})" if counts else ""))
     if not all(result.is_clean for result in results):
         raise typer.Exit(1)

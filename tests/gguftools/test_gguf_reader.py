@@ -134,6 +134,10 @@ HOSTILE = {
     "zero beside overflowing dimensions": (build((), [tensor("t", [0, INT64_MAX, INT64_MAX])], 64), "too large"),
     "data beyond the file": (build((), [tensor("t", [1024])], 64), "truncated: tensor 't' ends at byte"),
     "offset into another tensor": (build((), [tensor("t", [8]), tensor("u", [8])], 64), "expected 32"),
+    "region smaller than its type needs": (
+        build((), [tensor("t", [32, 2], Q4_0), tensor("u", [8], offset=32)], 96),
+        "begin at 32 of the data section, expected 64",
+    ),
     "offset beyond the file": (build((), [tensor("t", [8], offset=1 << 40)], 64), "expected 0"),
     "row that is no multiple of the block": (build((), [tensor("t", [33], Q4_0)], 64), "no multiple of 32"),
     "scalar of a block type": (build((), [tensor("t", [], Q4_0)], 64), "no multiple of 32"),

@@ -216,7 +216,7 @@ def test_command(model, changed, capsys):
     assert cli.main(["check", str(model), str(bad)]) == 1
     out = capsys.readouterr().out
     assert "stop-token" in out
-    assert "not clean (1 errors)" in out
+    assert "not clean (1 error)" in out
     assert cli.main(["check", str(bad), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["findings"][0]["code"] == "stop-token"
