@@ -154,7 +154,7 @@ def _layout(c: _Context) -> Iterator[Fault]:
     if extra > 0:
         message = f"{extra:,} bytes after the last tensor"
         yield Fault(
-            "trailing-bytes", message, "cut them off: `gguftools edit` writes a clean copy", f.data_end, "", NOTE
+            "trailing-bytes", message, "`gguftools edit FILE -o NEW` writes a copy without them", f.data_end, "", NOTE
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from gguftools.toolbox.copying import Part, Progress, part, write
 from gguftools.toolbox.shards import open_set
 from quant.format import Format
 from quant.formats import FORMATS, get_format
+
+FLOATS = 1 << 22  # weights that are held as float32 at a time
 
 #: target -> `general.file_type`
 TARGETS = {"F32": 0, "F16": 1, "BF16": 32}
@@ -35,9 +37,7 @@ class Dequantized:
     bytes_after: int
 
     def summary(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__} | {"output": str(self.output)}
-
-    __slots__ = ("bytes_after", "bytes_before", "changed", "output", "tensors", "type")
+        return asdict(self) | {"output": str(self.output)}
 
 
 def dequantize_file(
@@ -112,6 +112,3 @@ def float_pieces(view: TensorView, threads: int | None = None) -> Iterator[np.nd
     step = max(1, FLOATS // n)
     for lo in range(0, len(blocks), step):
         yield dequantize_blocks(blocks[lo : lo + step], view.format, threads)
-
-
-FLOATS = 1 << 22  # weights that are held as float32 at a time
