@@ -122,6 +122,7 @@ def atomic_output(
         file = partial.open("xb")
     except OSError as error:
         raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from None
+    _partials.add(partial)
     try:
         with file:
             yield file
@@ -142,6 +143,8 @@ def atomic_output(
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise GGUFError(f"{path}: cannot be written: {error.strerror}; make room or choose another disk") from None
         raise
+    finally:
+        _partials.discard(partial)
 
 
 def _replace(partial: Path, target: Path, shown: Path) -> None:
@@ -174,13 +177,14 @@ def _sync_folder(path: Path) -> None:
             os.close(folder)
 
 
+_partials: set[Path] = set()  # outputs that this process is writing
 _guards: list[object] = []  # the handler must live as long as the process
 
 
 def guard_maps() -> None:
     """End the process with one line and exit code 1 if a mapped file is cut short while it is read.
 
-    Temporary outputs stay behind as `.*.partial`, as after any sudden end. Does nothing where there is no SIGBUS.
+    Outputs that were being written are removed. Does nothing where there is no SIGBUS.
     """
     import ctypes
     import signal
@@ -191,6 +195,9 @@ def guard_maps() -> None:
 
     def stop(number: int) -> None:
         os.write(2, message)
+        for partial in list(_partials):
+            with contextlib.suppress(OSError):
+                partial.unlink()
         os._exit(1)
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(stop)
