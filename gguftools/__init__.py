@@ -17,13 +17,21 @@ from gguftools._version import __version__
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
-    from gguftools.commands.inspect import describe as inspect
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import quantize
+    from gguftools.toolbox.byte_order import convert_endian
+    from gguftools.toolbox.check import check
+    from gguftools.toolbox.dequantize import dequantize_file as dequantize
+    from gguftools.toolbox.diff import diff
+    from gguftools.toolbox.edit import Edits, edit
+    from gguftools.toolbox.hashes import hash_file as hash
+    from gguftools.toolbox.inspect import describe as inspect
+    from gguftools.toolbox.split import merge, split
+    from gguftools.toolbox.verify import verify
 
 _LAZY = {
     "open": ("gguftools.gguf.reader", "GGUF"),
@@ -33,7 +41,17 @@ _LAZY = {
     "imatrix": ("gguftools.measure", "imatrix"),
     "perplexity": ("gguftools.measure", "perplexity"),
     "compare": ("gguftools.measure", "compare"),
-    "inspect": ("gguftools.commands.inspect", "describe"),
+    "inspect": ("gguftools.toolbox.inspect", "describe"),
+    "convert_endian": ("gguftools.toolbox.byte_order", "convert_endian"),
+    "dequantize": ("gguftools.toolbox.dequantize", "dequantize_file"),
+    "diff": ("gguftools.toolbox.diff", "diff"),
+    "edit": ("gguftools.toolbox.edit", "edit"),
+    "Edits": ("gguftools.toolbox.edit", "Edits"),
+    "hash": ("gguftools.toolbox.hashes", "hash_file"),
+    "merge": ("gguftools.toolbox.split", "merge"),
+    "split": ("gguftools.toolbox.split", "split"),
+    "verify": ("gguftools.toolbox.verify", "verify"),
+    "check": ("gguftools.toolbox.check", "check"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -41,20 +59,30 @@ _LAZY = {
 }
 
 __all__ = [
+    "Edits",
     "GGUFError",
     "__version__",
+    "check",
     "compare",
     "convert",
+    "convert_endian",
     "demo",
     "demo_folder",
     "demo_model",
     "demo_text",
+    "dequantize",
+    "diff",
+    "edit",
+    "hash",
     "imatrix",
     "inspect",
     "load",
+    "merge",
     "open",
     "perplexity",
     "quantize",
+    "split",
+    "verify",
 ]
 
 

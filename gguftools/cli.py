@@ -22,18 +22,28 @@ import typer
 from engine.errors import EngineError
 from gguftools import report
 from gguftools._version import __version__
+from gguftools.commands.check import check
 from gguftools.commands.convert import convert
+from gguftools.commands.convert_endian import convert_endian
 from gguftools.commands.demo import demo
+from gguftools.commands.dequantize import dequantize
+from gguftools.commands.diff import diff
+from gguftools.commands.edit import edit
+from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.split import merge, split
+from gguftools.commands.verify import verify
 from gguftools.errors import GGUFError
+from gguftools.files import guard_maps
 from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
 COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect)
+TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
 
 app = typer.Typer(
     name="gguftools",
@@ -42,8 +52,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in COMMANDS:
-    app.command()(command)
+for command in (*COMMANDS, *TOOLBOX):
+    app.command(command.__name__.strip("_").replace("_", "-"))(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,6 +77,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    guard_maps()
     _open_closed_streams()
     try:
         with _stop_by_exception():

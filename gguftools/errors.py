@@ -7,11 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.errors import EngineError
+from gguftools.report import plain
 from quant.errors import QuantError
+
+MAX_MESSAGE = 800  # characters: a name out of a file may be of megabytes
 
 
 class GGUFError(ValueError):
-    """A request that cannot be met; the message is one line that says what, where and what to do."""
+    """A request that cannot be met; the message is one line that says what, where and what to do.
+
+    Names out of files go into messages, so what does not print is escaped. offset: byte of the file where the fault
+    lies, None where no single byte is at fault.
+    """
+
+    def __init__(self, message: str, offset: int | None = None) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]}...{message[-MAX_MESSAGE // 2 :]}"
+        super().__init__(plain(message))
+        self.offset = offset
 
 
 @contextmanager

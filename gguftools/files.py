@@ -2,6 +2,10 @@
 
 An output never overwrites an input by any link, is written under a temporary name in the same folder, and takes its
 name only when it is complete and on the disk.
+
+A map of a file that another program cuts short cannot be read: the kernel answers with SIGBUS, which ends a process
+without a word. `guard_maps` makes it one line and exit code 1; the command line calls it, a program that wants the same
+may. (On Windows a mapped file cannot be cut.)
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +47,9 @@ def read_whole(path: Path, what: str) -> bytes:
         raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+_EXISTS = "{}: is there already, and is not overwritten; remove it or choose another name"
+
+
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file, uint8 [size], read-only, as a memory map that lives as long as views of it.
 
@@ -64,6 +71,11 @@ def map_file(path: Path) -> np.ndarray:
         raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def journal_path(path: Path) -> Path:
+    """Where an edit in place keeps what it overwrites (`toolbox/edit.py`)."""
+    return path.with_name(f".{path.name}.undo")
+
+
 def same_file(a: Path, b: Path) -> bool:
     """Whether both names lead to one file, by whatever links; for absent files, whether the names are the same."""
     try:
@@ -72,11 +84,11 @@ def same_file(a: Path, b: Path) -> bool:
         return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
 
 
-def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
+def check_output(path: Path, inputs: Iterable[Path] = (), overwrite: bool = True) -> Path:
     """The file that writing to `path` would replace (links followed).
 
-    Raises GGUFError if it is one of the inputs, a folder, a device, or in a folder that does not exist or may not be
-    written.
+    Raises GGUFError if it is one of the inputs, a folder, a device, in a folder that does not exist or may not be
+    written, or is there already and may not be overwritten.
     """
     for source in inputs:
         if same_file(path, Path(source)):
@@ -96,6 +108,8 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
         raise GGUFError(f"{path}: is a folder; name a file in it")
     if not stat.S_ISREG(kind):
         raise GGUFError(f"{path}: is not a regular file; choose another name for the output")
+    if not overwrite:
+        raise GGUFError(_EXISTS.format(path))
     return target
 
 
@@ -107,7 +121,12 @@ def check_space(path: Path, size: int) -> None:
 
 
 @contextlib.contextmanager
-def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = ()) -> Iterator[IO[bytes]]:
+def atomic_output(
+    path: str | os.PathLike,
+    inputs: Iterable[str | os.PathLike] = (),
+    overwrite: bool = True,
+    verify: Callable[[Path], None] | None = None,
+) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends, and vanishes if the block fails in any way.
 
     >>> import tempfile
@@ -117,25 +136,37 @@ def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] =
     ...     os.listdir(folder)
     ['result.bin']
 
-    inputs: files that must not be overwritten. Raises GGUFError as `check_output` does, and when the disk is full or
-    the file cannot be made or renamed.
+    inputs: files that must not be overwritten; overwrite: whether `path` may be there already; verify: called with the
+    complete file before it takes its name, may refuse it by raising. Raises GGUFError as `check_output` does, and when
+    the disk is full or the file cannot be made or renamed.
     """
     path = Path(path)
-    target = check_output(path, [Path(source) for source in inputs])
+    target = check_output(path, [Path(source) for source in inputs], overwrite)
     shown = os.fsencode(target.name)[:_SHOWN].decode(errors="ignore")
     partial = target.with_name(f".{shown}.{secrets.token_hex(4)}.partial")
+    _partials.add(partial)
     try:  # from the first moment: a signal may come between any two lines
         with _create(partial, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _replace(partial, target, path)
+        if target.exists():
+            shutil.copymode(target, partial)
+        if verify is not None:
+            verify(partial)
+        if overwrite:
+            _replace(partial, target, path)
+        else:
+            _name(partial, target, path)
+        _sync_folder(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise GGUFError(f"{path}: cannot be written: {error.strerror}; make room or choose another disk") from None
         raise
+    finally:
+        _partials.discard(partial)
 
 
 def _create(partial: Path, shown: Path) -> IO[bytes]:
@@ -150,9 +181,54 @@ def _replace(partial: Path, target: Path, shown: Path) -> None:
         partial.replace(target)
     except OSError as error:
         raise GGUFError(f"{shown}: cannot be replaced ({error.strerror}); is it open in another program?") from None
+
+
+def _name(partial: Path, target: Path, shown: Path) -> None:
+    """Give a file its name unless another has it by now: a link cannot replace, unlike a renaming."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        raise GGUFError(_EXISTS.format(shown)) from None
+    except OSError:  # a file system without links
+        if target.exists():
+            raise GGUFError(_EXISTS.format(shown)) from None
+        _replace(partial, target, shown)
+    else:
+        partial.unlink()
+
+
+def _sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # folders cannot be opened on Windows
-        folder = os.open(target.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+_partials: set[Path] = set()  # outputs that this process is writing
+_guards: list[object] = []  # the handler must live as long as the process
+
+
+def guard_maps() -> None:
+    """End the process with one line and exit code 1 if a mapped file is cut short while it is read.
+
+    Outputs that were being written are removed. Does nothing where there is no SIGBUS.
+    """
+    import ctypes
+    import signal
+
+    if not hasattr(signal, "SIGBUS") or _guards:
+        return
+    message = b"error: a file was cut short while it was open; leave it alone and try again\n"
+
+    def stop(number: int) -> None:
+        os.write(2, message)
+        for partial in list(_partials):
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        os._exit(1)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(stop)
+    _guards.append(handler)
+    ctypes.CDLL(None).signal(int(signal.SIGBUS), handler)

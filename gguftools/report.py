@@ -77,6 +77,31 @@ def _named() -> Iterator[None]:
         raise GGUFError(f"standard output: cannot be written: {error.strerror or error}") from None
 
 
+def warn(text: str) -> None:
+    """A warning on stderr."""
+    sys.stderr.write(f"warning: {plain(text)}\n")
+
+
+def write_raw(text: str) -> None:
+    """Text as it is on stdout, bytes that are no text included."""
+    sys.stdout.flush()
+    binary = getattr(sys.stdout, "buffer", None)
+    if binary is None:
+        sys.stdout.write(text)
+    else:
+        binary.write(text.encode("utf-8", "surrogateescape"))
+        binary.flush()
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table as Markdown; cells as `table` has them."""
+    found = [[_cell(value).replace("\\", "\\\\").replace("|", "\\|") for value in row] for row in map(list, rows)]
+    if title:
+        write(f"**{title}**\n")
+    for line in (list(columns), ["---"] * len(columns), *found):
+        write("| " + " | ".join(line) + " |")
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table. Cells: numbers are written with thousands separators and align right, None is empty."""
     found = [list(row) for row in rows]

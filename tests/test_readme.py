@@ -23,23 +23,31 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_there_is_something_to_execute():
-    assert len(SHELL) == 3
+    assert len(SHELL) == 4
     assert len(PYTHON) == 1
     assert "pip install . && gguftools demo\n" in SHELL[0]
-    assert "pip install '.[test]' && pytest\n" in SHELL[2]
+    assert "pip install '.[test]' && pytest\n" in SHELL[3]
 
 
 @pytest.mark.slow
 def test_commands(tmp_path):
     """Every `gguftools` line, in order, in one folder, as a user's shell would run them."""
-    lines = [line for line in SHELL[1].splitlines() if line.startswith("gguftools ")]
-    assert len(lines) >= 5
+    lines = [line for body in SHELL[1:3] for line in body.splitlines() if line.startswith("gguftools ")]
+    assert len(lines) >= 16
     script = "set -eu\n" + "\n".join(lines)
     names = environment(MODEL=str(gguftools.demo_folder()), TEXT=str(gguftools.demo_text("valid")))
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=names, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Final estimate: PPL = " in done.stdout
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["imatrix.gguf", "model.gguf", "q4.gguf"]
+    assert {"imatrix.gguf", "model.gguf", "q4.gguf"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_every_command_is_shown():
+    from gguftools.cli import app
+
+    shown = {line.split()[1] for body in SHELL for line in body.splitlines() if line.startswith("gguftools ")}
+    names = {command.name for command in app.registered_commands}
+    assert names - {"demo"} <= shown, "and demo stands beside the installation"
 
 
 @pytest.mark.slow

@@ -1,115 +1,155 @@
-"""`gguftools inspect`: what is in a GGUF file. Reads the header only, and needs no kernels."""
+"""`gguftools inspect`: what is in model files. Reads headers only, and needs no kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gguftools import report
-from gguftools.gguf import GGUF, Field, TensorView
-from gguftools.gguf.values import Array
+from gguftools.errors import GGUFError
+from gguftools.toolbox.inspect import describe, fold, inspected, memory, tree
 
-MAX_ELEMENTS = 16  # of an array in `describe`
 MAX_WIDTH = 60  # characters of a string in the table
 SHOWN = 6  # elements of an array in the table
+#: what llama.cpp counts in
+_COLUMNS = ("index", "name", "shape", "type", "bytes", "offset")
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    files: Annotated[list[Path], typer.Argument(help="GGUF or safetensors files, or folders.", show_default=False)],
+    all_: Annotated[bool, typer.Option("--all", help="Every tensor, and every key in full.")] = False,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="Print the bare value of a key; may be repeated.")
+    ] = None,
+    tensors: Annotated[
+        str | None, typer.Option("--tensors", metavar="PATTERN", help="Only tensors whose name fits, as blk.*.ffn_up*.")
+    ] = None,
+    tree_: Annotated[bool, typer.Option("--tree", help="Tensors as a tree, with sums.")] = False,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "-c", "--ctx-size", min=1, max=1 << 40, help="Estimate the memory for so many tokens.", show_default=False
+        ),
+    ] = None,
+    cache_type_k: Annotated[str, typer.Option(metavar="TYPE", help="Type of the cache's keys.")] = "F16",
+    cache_type_v: Annotated[str, typer.Option(metavar="TYPE", help="Type of the cache's values.")] = "F16",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON; arrays in full with --all.")] = False,
 ) -> None:
-    """Show what a GGUF file holds: metadata, tensors, sizes by type."""
-    found = describe(file)
-    if json:
-        report.print_json(found)
+    """Show what model files hold: keys, tensors, sizes by type. Several files stand side by side.
+
+    Example: gguftools inspect model.gguf -c 8192 --cache-type-k Q8_0
+    """
+    paths = [path for name in files for path in inspected(name)]
+    if key:
+        for path in paths:
+            _print_keys(path, key)
         return
+    found = [describe(path, None if all_ and json else 16) for path in paths]
+    for entry in found:
+        if tensors is not None:
+            entry["tensors"] = _matching(entry, tensors)
+        if ctx_size is not None:
+            entry["memory"] = memory(entry, ctx_size, cache_type_k, cache_type_v)
+    if json:
+        report.print_json(found[0] if len(found) == 1 else found)
+        return
+    show = report.markdown if markdown else report.table
+    if len(found) > 1:
+        _side_by_side(found, show, all_, tensors is not None)
+    elif tensors is not None:
+        show(_columns(found[0]), [_tensor_row(i, t) for i, t in enumerate(found[0]["tensors"])])
+    else:
+        _single(found[0], show, all_, tree_)
+    for entry in found:
+        if "memory" in entry:
+            report.write()
+            report.write(_memory(entry))
+
+
+def _print_keys(path: Path, names: list[str]) -> None:
+    """Bare values for shells: strings as they are, arrays one element a line."""
+    metadata = describe(path, None)["metadata"]
+    for name in names:
+        if name not in metadata:
+            raise GGUFError(f"{path}: there is no key '{name}'")
+        value = metadata[name]["value"]
+        for element in value if isinstance(value, list) else [value]:
+            _print_bare(element if isinstance(element, str) else _scalar(element))
+
+
+def _print_bare(text: str) -> None:
+    if sys.stdout.isatty():  # a value must not steer the terminal
+        text = "\n".join(report.plain(line) for line in text.split("\n"))
+    report.write_raw(text + "\n")
+
+
+def _matching(entry: dict[str, Any], pattern: str) -> list[dict[str, Any]]:
+    found = [t for t in entry["tensors"] if fnmatch.fnmatchcase(t["name"], pattern)]
+    if not found:
+        raise GGUFError(f"{entry['file']}: no tensor is called '{pattern}'")
+    return found
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+def _single(found: dict[str, Any], show: Any, all_: bool, as_tree: bool) -> None:
     report.write(_summary(found))
+    if "shards" in found:
+        report.write()
+        show(("shard", "bytes"), [(shard["file"], shard["size"]) for shard in found["shards"]])
+    if found["metadata"]:
+        report.write()
+        show(("key", "type", "value"), [(k, _type(e), _value(e, all_)) for k, e in found["metadata"].items()])
     report.write()
-    report.table(("key", "type", "value"), ((key, _type(e), _value(e)) for key, e in found["metadata"].items()))
+    folded = fold(found["tensors"])
+    if as_tree:
+        show(("name", "tensors", "bytes"), tree(found["tensors"]))
+    elif all_ or len(folded) == len(found["tensors"]):
+        show(_columns(found), [_tensor_row(i, t) for i, t in enumerate(found["tensors"])])
+    else:
+        show(
+            ("count", "name", "layers", "shape", "type", "bytes"), [_folded_row(row) for row in folded]
+        )
     report.write()
-    names = ("index", "name", "shape", "type", "bytes", "offset")
-    report.table(names, ((i, *(t[name] for name in names[1:])) for i, t in enumerate(found["tensors"])))
-    report.write()
-    rows = ((t["type"], t["tensors"], t["weights"], t["bytes"], f"{t['share']:.1%}") for t in found["types"])
-    report.table(("type", "tensors", "weights", "bytes", "share"), rows)
+    rows = [(t["type"], t["tensors"], t["weights"], t["bytes"], f"{t['share']:.1%}") for t in found["types"]]
+    show(("type", "tensors", "weights", "bytes", "share"), rows)
     report.write()
     report.write(_total(found))
 
 
-def describe(path: str | Path) -> dict[str, Any]:
-    """What is in the GGUF file, as JSON can hold it.
-
-    metadata: key -> type, value, and for arrays element_type and count, with at most 16 elements as value; tensors in
-    file order, with shape in NumPy's order, ne in ggml's, offset from the beginning of the data; types: totals by type,
-    largest first, share of the bytes of all tensors; bpw: bits per weight over all tensors, None without any.
-
-    >>> import gguftools
-    >>> found = gguftools.inspect(gguftools.demo_model())
-    >>> found["n_tensors"], found["types"][0]["type"], found["metadata"]["general.architecture"]["value"]
-    (56, 'BF16', 'llama')
-
-    Raises GGUFError for a file that cannot be read.
-    """
-    with GGUF(path) as f:
-        weights = sum(t.size for t in f.tensors.values())
-        data = sum(t.nbytes for t in f.tensors.values())
-        return {
-            "file": str(path),
-            "size": f.size,
-            "version": f.version,
-            "alignment": f.alignment,
-            "data_offset": f.data_offset,
-            "n_keys": len(f.fields),
-            "n_tensors": len(f.tensors),
-            "weights": weights,
-            "tensor_bytes": data,
-            "bpw": report.bpw(data, weights),
-            "metadata": {key: _describe_field(field) for key, field in f.fields.items()},
-            "tensors": [_describe_tensor(t) for t in f.tensors.values()],
-            "types": _totals(f.tensors),
-        }
+def _columns(found: dict[str, Any]) -> tuple[str, ...]:
+    return _COLUMNS if found["kind"] == "GGUF" else _COLUMNS[:-1]
 
 
-def _describe_field(field: Field) -> dict[str, Any]:
-    value = field.value
-    if isinstance(value, Array):
-        head = value[:MAX_ELEMENTS]
-        return {"type": "array", "element_type": str(field.element_type), "count": len(value), "value": head}
-    return {"type": str(field.type), "value": value}
+def _tensor_row(i: int, t: dict[str, Any]) -> tuple:
+    return (i, *(t[name] for name in _COLUMNS[1:] if name in t))
 
 
-def _describe_tensor(t: TensorView) -> dict[str, Any]:
-    return {
-        "name": t.name,
-        "shape": list(t.shape),
-        "ne": list(t.ne),
-        "type": t.format.name,
-        "weights": t.size,
-        "bytes": t.nbytes,
-        "offset": t.offset,
-    }
-
-
-def _totals(tensors: Mapping[str, TensorView]) -> list[dict[str, Any]]:
-    totals: dict[str, dict[str, Any]] = {}
-    for t in tensors.values():
-        total = totals.setdefault(t.format.name, {"type": t.format.name, "tensors": 0, "weights": 0, "bytes": 0})
-        total["tensors"] += 1
-        total["weights"] += t.size
-        total["bytes"] += t.nbytes
-    data = sum(total["bytes"] for total in totals.values())
-    for total in totals.values():
-        total["share"] = total["bytes"] / data if data else 0.0
-    return sorted(totals.values(), key=lambda total: -total["bytes"])
+def _folded_row(row: dict[str, Any]) -> tuple:
+    return (
+        f"{row['count']}x" if row["count"] > 1 else "",
+        row["name"],
+        row["layers"],
+        row["shape"],
+        row["type"],
+        row["bytes"],
+    )
 
 
 def _summary(found: dict[str, Any]) -> str:
+    name, sizes = report.plain(found["file"]), f"{report.size(found['size'])} ({found['size']:,} bytes)"
+    if found["kind"] != "GGUF":
+        return f"{name}: safetensors, {found['n_keys']:,} keys, {found['n_tensors']:,} tensors, {sizes}"
+    order = "big-endian, " if found["byte_order"] == "big" else ""
     return (
-        f"{report.plain(found['file'])}: GGUF version {found['version']}, {found['n_keys']:,} keys, "
-        f"{found['n_tensors']:,} tensors, {report.size(found['size'])} ({found['size']:,} bytes), "
+        f"{name}: GGUF version {found['version']}, {order}{found['n_keys']:,} keys, "
+        f"{found['n_tensors']:,} tensors, {sizes}, "
         f"data from byte {found['data_offset']:,}, alignment {found['alignment']:,}"
     )
 
@@ -123,17 +163,81 @@ def _total(found: dict[str, Any]) -> str:
     )
 
 
+def _memory(found: dict[str, Any]) -> str:
+    m = found["memory"]
+    return (
+        f"memory for {m['n_ctx']:,} tokens: weights {report.size(m['weights'])} + cache {report.size(m['cache'])} "
+        f"({m['type_k']} keys, {m['type_v']} values) = {report.size(m['total'])}, and activations"
+    )
+
+
+# --- several files ----------------------------------------------------------------------------------------------------
+
+
+def _side_by_side(found: list[dict[str, Any]], show: Any, all_: bool, only_tensors: bool) -> None:
+    names = _short_names([entry["file"] for entry in found])
+    if not only_tensors:
+        facts = (("size", "size"), ("tensors", "n_tensors"), ("weights", "weights"), ("bits per weight", "bpw"))
+        rows = [(label, *(_fact(entry[field]) for entry in found)) for label, field in facts]
+        types = dict.fromkeys(t["type"] for entry in found for t in entry["types"])
+        rows += [(f"{kind} tensors", *(_count(entry, kind) for entry in found)) for kind in types]
+        show(("", *names), rows)
+        report.write()
+        keys = dict.fromkeys(key for entry in found for key in entry["metadata"])
+        values = [(key, *(_value_of(entry, key, all_) for entry in found)) for key in keys]
+        values = [row for row in values if all_ or len(set(row[1:])) > 1]
+        show(("key", *names), values) if values else report.write("the keys are the same")
+        report.write()
+    by_name = [{t["name"]: f"{t['type']} {t['shape']}" for t in entry["tensors"]} for entry in found]
+    kinds = {
+        name: tuple(types.get(name, "") for types in by_name) for name in dict.fromkeys(n for t in by_name for n in t)
+    }
+    kept = {name: kind for name, kind in kinds.items() if all_ or len(set(kind)) > 1}
+    blank = {"shape": [], "weights": 0, "bytes": 0}
+    folded = [
+        (row["name"], row["layers"], *row["type"])
+        for row in fold({"name": n, "type": k} | blank for n, k in kept.items())
+    ]
+    if folded:
+        show(("tensor", "layers", *names), folded)
+    else:
+        report.write("the tensors have the same types and shapes")
+
+
+def _short_names(paths: list[str]) -> list[str]:
+    short = [Path(path).name or path for path in paths]
+    return short if len(set(short)) == len(short) else paths
+
+
+def _fact(value: Any) -> str:
+    return "" if value is None else f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _count(entry: dict[str, Any], kind: str) -> str:
+    return next((f"{t['tensors']} ({t['share']:.1%})" for t in entry["types"] if t["type"] == kind), "")
+
+
+def _value_of(entry: dict[str, Any], key: str, all_: bool) -> str:
+    return _value(entry["metadata"][key], all_) if key in entry["metadata"] else ""
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
 def _type(entry: dict[str, Any]) -> str:
     return f"{entry['element_type']}[{entry['count']}]" if "count" in entry else entry["type"]
 
 
-def _value(entry: dict[str, Any]) -> str:
+def _value(entry: dict[str, Any], in_full: bool = False) -> str:
     """A value in one line: strings quoted and cut, arrays with their first elements."""
     value = entry["value"]
     if "count" not in entry:
-        return _quoted(value, MAX_WIDTH) if isinstance(value, str) else _scalar(value)
-    shown = [_quoted(v, 20) if isinstance(v, str) else _scalar(v) for v in value[:SHOWN]]
-    return "[" + ", ".join(shown) + (", ..." if entry["count"] > SHOWN else "") + "]"
+        if isinstance(value, str):
+            return _quoted(value, len(value) if in_full else MAX_WIDTH)
+        return _scalar(value)
+    n = len(value) if in_full else SHOWN
+    shown = [_quoted(v, 20) if isinstance(v, str) else _scalar(v) for v in value[:n]]
+    return "[" + ", ".join(shown) + (", ..." if entry["count"] > n else "") + "]"
 
 
 def _scalar(value: float | bool) -> str:

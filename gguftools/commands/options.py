@@ -18,3 +18,4 @@ Chunks = Annotated[
     int | None, typer.Option("--chunks", min=1, help="Chunks to run; the whole text by default.", show_default=False)
 ]
 Batch = Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Tokens that run at once, at least one chunk.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]

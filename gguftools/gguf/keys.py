@@ -20,6 +20,10 @@ SPLIT_TENSORS = "split.tensors.count"
 DEFAULT_ALIGNMENT = 32
 #: larger ones are refused: nothing needs them, and every tensor is padded to them
 MAX_ALIGNMENT = 1 << 16
+#: more are refused, so that a file of zeros or of empty strings cannot keep a reader busy; no model comes near
+MAX_KEYS = MAX_TENSORS = 1 << 16
+MAX_STRINGS = 1 << 21  # in all arrays of a file
+MAX_BOOLS = 1 << 26  # in an array: each is looked at
 
 _BY_TYPE = {
     ValueType.FLOAT32: """

@@ -1,7 +1,7 @@
 """Reading GGUF: a file is data from strangers, so every count and size is checked against the bytes that are there,
 in Python's unbounded integers, before anything is sized by it.
 
-The layout, little-endian:
+The layout, little-endian (version 3 may be big-endian throughout, which shows in the bytes of the version):
 
 | part | content |
 |---|---|
@@ -11,7 +11,8 @@ The layout, little-endian:
 | data | from the next multiple of the alignment; every tensor padded to a multiple of it, the last one too |
 
 The checks are those of ggml's loader, and some more: keys and names are UTF-8 without NUL, keys at most 65,535 bytes
-(the specification's limit), bools 0 or 1, the alignment at most 65,536.
+(the specification's limit), bools 0 or 1, the alignment at most 65,536, and the limits of `keys.py` on numbers of keys,
+tensors and strings, which keep the time for any file below a second.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,11 +29,13 @@ from typing import Any
 import numpy as np
 
 from gguftools.errors import GGUFError
-from gguftools.files import map_file
+from gguftools.files import journal_path, map_file
 from gguftools.gguf import keys
+from gguftools.gguf.endian import BIG, LITTLE, swapped
+from gguftools.gguf.faults import AGAIN, DAMAGED, Fault
 from gguftools.gguf.values import MIN_SIZE, Field, ValueType, string_starts
 from quant.format import Format
-from quant.formats import BY_TYPE
+from quant.formats import BY_TYPE, IK_LLAMA, REMOVED
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -43,6 +46,7 @@ MAX_SIZE = 1 << 60  # weights of a tensor; in any type less than 2^63 bytes
 MAX_STRING = 1 << 30  # bytes
 MAX_COUNT = 1 << 30  # elements of an array
 
+_PIECE = 1 << 20  # bytes that are checked at a time
 _MIN_KEY = 8 + 1 + 4 + 1  # bytes: shortest key and value
 _MIN_TENSOR = 8 + 4 + 4 + 8  # bytes: nameless scalar
 
@@ -59,20 +63,14 @@ _OTHERS = (
     (b"<html", "a web page, not a GGUF file; check the download address"),
 )
 
-#: types that ggml has removed, and those of the ik_llama.cpp fork
-_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
-_REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
-_FORK = {133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K"}
-_FORK |= {141: "IQ6_K", 144: "IQ4_KS", 145: "IQ2_KS", 146: "IQ4_KSS", 152: "IQ5_KS", 153: "IQ2_KT", 154: "IQ3_KT"}
-_FORK |= {155: "IQ4_KT", 156: "IQ3_KS", 157: "IQ2_KL", 158: "IQ1_KT"}
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorView:
     """One tensor, over the file's memory map.
 
     ne: dimensions as in the file, fastest first; offset: bytes from the beginning of the data section
-    (`GGUF.data_offset`); nbytes: without padding; data: uint8 [nbytes], read-only.
+    (`GGUF.data_offset`); nbytes: without padding; raw: uint8 [nbytes] as they lie in the file, read-only; order: byte
+    order of the file, "<" or ">".
     """
 
     name: str
@@ -80,7 +78,18 @@ class TensorView:
     format: Format
     offset: int
     nbytes: int
-    data: np.ndarray
+    raw: np.ndarray
+    order: str = LITTLE
+
+    @property
+    def data(self) -> np.ndarray:
+        """The data little-endian, uint8 [nbytes], read-only: a view of the file, or for a big-endian one a new
+        array."""
+        if self.order == LITTLE:
+            return self.raw
+        data = swapped(self.raw, self.format)
+        data.flags.writeable = False
+        return data
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,19 +145,28 @@ class GGUF:
     """An open file; nothing but the header is read before it is asked for.
 
     metadata: key -> value; fields: key -> `Field`, with type and encoded bytes; tensors: name -> `TensorView`, in file
-    order; version, alignment, data_offset (bytes from the file's beginning), size (bytes), path.
+    order; version, alignment, byte_order ("<" or ">"), data_offset (bytes from the file's beginning), size (bytes),
+    data_end (where the last tensor and its padding end), path. Values and weights of a big-endian file are swapped as
+    they are read.
 
     A context manager: closing drops the file's own hold on the map, views that were handed out stay valid.
+
+    on_fault: None, or a function that is called with every `Fault` that can be stepped over, instead of refusing the
+    file at the first; tensors that cannot be located are then left out.
 
     Raises GGUFError for a file that is damaged, truncated, of another kind or version, or not there.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike, on_fault: Callable[[Fault], None] | None = None) -> None:
         self.path = Path(path)
         data = map_file(self.path)
+        if os.path.exists(journal_path(Path(os.path.realpath(self.path)))):  # noqa: PTH110 (long names raise there)
+            raise GGUFError(f"{path}: an edit was interrupted; `gguftools edit` restores the file")
         self.size: int = data.size
-        header = _Header(data, str(path))
+        header = _Header(data, str(path), on_fault)
         self.version = header.version
+        self.byte_order = header.order
+        self.data_end = header.data_end
         self.alignment = header.alignment
         self.data_offset = header.data_offset
         self._fields: Mapping[str, Field] | None = MappingProxyType(header.fields)
@@ -184,40 +202,64 @@ class GGUF:
         return mapping
 
 
-_Info = tuple[str, tuple[int, ...], Format, int]  # name, ne, format, offset
+@dataclass(frozen=True)
+class _Info:
+    """The description of one tensor; format None: its place cannot be told; at: byte where the description begins."""
+
+    name: str
+    ne: tuple[int, ...]
+    format: Format | None
+    offset: int
+    at: int
 
 
 class _Header:
-    """Everything before the data, parsed and checked against `data`, the whole file; `name` goes into messages."""
+    """Everything before the data, parsed and checked against `data`, the whole file; `name` goes into messages.
 
-    def __init__(self, data: np.ndarray, name: str) -> None:
+    A fault that leaves the rest readable goes to `on_fault`, if there is one; any other is raised.
+    """
+
+    def __init__(self, data: np.ndarray, name: str, on_fault: Callable[[Fault], None] | None = None) -> None:
         self._data = data
         self._buffer: memoryview = data.data
         self._name = name
+        self._on_fault = on_fault
         self._at = 0
+        self._strings_left = keys.MAX_STRINGS
+        self.order = LITTLE
         self.version = self._read_version()
-        n_tensors = self._count("tensors", _MIN_TENSOR)
-        n_keys = self._count("keys", _MIN_KEY)
+        n_tensors = self._count("tensors", _MIN_TENSOR, keys.MAX_TENSORS)
+        n_keys = self._count("keys", _MIN_KEY, keys.MAX_KEYS)
         self.fields: dict[str, Field] = {}
         for i in range(n_keys):
             self._read_field(i)
         self.alignment = self._read_alignment()
         infos = [self._read_tensor(i) for i in range(n_tensors)]
-        self._check_names([info[0] for info in infos])
+        infos = self._without_repeated(infos)
         self.data_offset = pad(self._at, self.alignment) if infos else self._at
-        self._check_places(infos)
-        self.tensors = {info[0]: self._locate(*info) for info in infos}
+        self.data_end = self._check_places(infos)
+        self.tensors = {info.name: self._locate(info) for info in infos if self._is_inside(info)}
 
-    # --- primitives ---
+    # --- faults ---
 
-    def _error(self, message: str, at: int | None = None) -> GGUFError:
-        return GGUFError(f"{self._name}: {message} (byte {self._at if at is None else at:,}); the file is damaged")
+    def _fault(self, code: str, message: str, at: int | None = None, remedy: str = DAMAGED, where: str = "") -> None:
+        fault = Fault(code, message, remedy, self._at if at is None else at, where)
+        if self._on_fault is None:
+            raise GGUFError(fault.line(self._name), fault.offset)
+        self._on_fault(fault)
+
+    def _error(self, message: str, at: int | None = None, remedy: str = DAMAGED) -> GGUFError:
+        """For faults after which nothing can be read."""
+        offset = self._at if at is None else at
+        return GGUFError(Fault("", message, remedy, offset).line(self._name), offset)
 
     def _truncated(self, what: str, end: int) -> GGUFError:
         size = len(self._buffer)
         return GGUFError(
-            f"{self._name}: truncated: {what} ends at byte {end:,}, the file has {size:,}; download it again"
+            f"{self._name}: truncated: {what} ends at byte {end:,}, the file has {size:,}; {AGAIN}", min(end, size)
         )
+
+    # --- primitives ---
 
     def _take(self, size: int, what: str) -> int:
         """Moves past `size` bytes and returns where they begin."""
@@ -227,21 +269,25 @@ class _Header:
         return start
 
     def _number(self, code: str, what: str) -> int:
-        return struct.unpack_from("<" + code, self._buffer, self._take(struct.calcsize("<" + code), what))[0]
+        code = self.order + code
+        return struct.unpack_from(code, self._buffer, self._take(struct.calcsize(code), what))[0]
 
     def _text(self, what: str, limit: int) -> str:
         """A string that names something: short, UTF-8, without NUL."""
         start = self._at
         length = self._number("Q", what)
         if length > limit:
-            raise self._error(f"{what} has {length:,} bytes, at most {limit:,} are allowed", start)
+            if length > MAX_KEY:
+                raise self._error(f"{what} has {length:,} bytes, at most {limit:,} are allowed", start)
+            self._fault("name-length", f"{what} has {length:,} bytes, at most {limit:,} are allowed", start)
         at = self._take(length, what)
         try:
             text = str(self._buffer[at : at + length], "utf-8")
         except UnicodeDecodeError:
-            raise self._error(f"{what} is not UTF-8", start) from None
+            self._fault("name-encoding", f"{what} is not UTF-8", start)
+            text = str(self._buffer[at : at + length], "utf-8", "surrogateescape")
         if "\0" in text:
-            raise self._error(f"{what} holds a NUL", start)
+            self._fault("name-encoding", f"{what} holds a NUL", start)
         return text
 
     # --- parts ---
@@ -251,52 +297,53 @@ class _Header:
         if start[:4] != MAGIC:
             for prefix, what in _OTHERS:
                 if start.startswith(prefix):
-                    raise GGUFError(f"{self._name}: this is {what}")
+                    raise GGUFError(f"{self._name}: this is {what}", 0)
             if start[8:9] == b"{":
                 raise GGUFError(
-                    f"{self._name}: looks like safetensors, not GGUF; convert the model with `gguftools convert`"
+                    f"{self._name}: looks like safetensors, not GGUF; convert the model with `gguftools convert`", 0
                 )
-            raise GGUFError(f"{self._name}: not a GGUF file: it begins with {start[:4]!r} instead of {MAGIC!r}")
+            raise GGUFError(f"{self._name}: not a GGUF file: it begins with {start[:4]!r} instead of {MAGIC!r}", 0)
         self._at = 4
         version = self._number("I", "the header")
         if version and not version & 0xFFFF:
-            raise GGUFError(
-                f"{self._name}: a big-endian file (version bytes {start[4:8].hex(' ')}); "
-                "get the little-endian one, or swap it with gguf_convert_endian"
-            )
+            self.order = BIG
+            version = int.from_bytes(start[4:8], "big")
         if version == 1:
-            raise GGUFError(f"{self._name}: GGUF version 1 is no longer read; convert the original model again")
+            raise GGUFError(f"{self._name}: GGUF version 1 is no longer read; convert the original model again", 4)
         if version not in VERSIONS:
-            raise GGUFError(f"{self._name}: GGUF version {version} is not known (2 and 3 are); update gguftools")
+            raise GGUFError(f"{self._name}: GGUF version {version} is not known (2 and 3 are); update gguftools", 4)
         return version
 
-    def _count(self, what: str, least: int) -> int:
+    def _count(self, what: str, least: int, limit: int) -> int:
         """A number of things that take at least `least` bytes each."""
         count = self._number("q", "the header")
         if not 0 <= count <= (len(self._buffer) - self._at) // least:
             raise self._error(f"the header announces {count:,} {what}, more than the file can hold", self._at - 8)
+        if count > limit:
+            raise self._error(f"the header announces {count:,} {what}, at most {limit:,} are allowed", self._at - 8)
         return count
 
     def _read_field(self, i: int) -> None:
         start = self._at
         key = self._text(f"key {i}", MAX_KEY)
         if not key:
-            raise self._error(f"key {i} is empty", start)
+            self._fault("empty-key", f"key {i} is empty", start)
         if key in self.fields:
-            raise self._error(f"key '{key}' comes twice", start)
+            self._fault("repeated-key", f"key '{key}' comes twice", start, where=key)
         kind = self._value_type(key)
         value = self._at
-        if kind is not ValueType.ARRAY:
+        element = starts = None
+        if kind is ValueType.ARRAY:
+            element = self._value_type(key)
+            if element is ValueType.ARRAY:
+                raise self._error(f"key '{key}' is an array of arrays", value)
+            starts = self._skip_array(key, element)
+            if starts is not None:
+                starts -= value
+        else:
             self._skip_scalar(key, kind)
-            self.fields[key] = Field(key, kind, None, self._buffer[value : self._at])
-            return
-        element = self._value_type(key)
-        if element is ValueType.ARRAY:
-            raise self._error(f"key '{key}' is an array of arrays", value)
-        starts = self._skip_array(key, element)
-        if starts is not None:
-            starts -= value
-        self.fields[key] = Field(key, kind, element, self._buffer[value : self._at], starts)
+        raw = self._buffer[value : self._at]
+        self.fields.setdefault(key, Field(key, kind, element, raw, starts, self.order, value))
 
     def _value_type(self, key: str) -> ValueType:
         number = self._number("I", f"key '{key}'")
@@ -314,27 +361,34 @@ class _Header:
         else:
             at = self._take(MIN_SIZE[kind], f"key '{key}'")
             if kind is ValueType.BOOL and self._buffer[at] > 1:
-                raise self._error(f"key '{key}' is a bool of value {self._buffer[at]}", at)
+                self._fault("bool", f"key '{key}' is a bool of value {self._buffer[at]}", at, where=key)
 
     def _skip_array(self, key: str, element: ValueType) -> np.ndarray | None:
         """Moves past count and elements; for strings returns where they begin (and the last ends), int64 [n + 1]."""
         what = f"key '{key}'"
         count = self._number("Q", what)
-        if count > MAX_COUNT:
-            raise self._error(
-                f"{what} is an array of {count:,} elements, at most {MAX_COUNT:,} are allowed", self._at - 8
-            )
+        limit = keys.MAX_BOOLS if element is ValueType.BOOL else MAX_COUNT
+        if count > limit:
+            message = f"{what} is an array of {count:,} elements, at most {limit:,} are allowed"
+            raise self._error(message, self._at - 8)
         first = self._take(count * MIN_SIZE[element], what)
         if element is ValueType.STRING:
-            starts, fits = string_starts(self._buffer, first, count)
+            if count > self._strings_left:
+                raise self._error(
+                    f"{what} is an array of {count:,} strings, at most {keys.MAX_STRINGS:,} are allowed in a file",
+                    first - 8,
+                )
+            self._strings_left -= count
+            starts, fits = string_starts(self._buffer, first, count, self.order)
             if not fits:
-                raise self._truncated(f"string {len(starts) - 2} of {what}", starts[-1])
-            self._at = starts[-1]
-            return np.array(starts, np.int64)
+                raise self._truncated(f"string {len(starts) - 2} of {what}", int(starts[-1]))
+            self._at = int(starts[-1])
+            return starts
         if element is ValueType.BOOL:
-            bad = np.flatnonzero(self._data[first : self._at] > 1)
-            if bad.size:
-                raise self._error(f"{what} holds a bool of value {self._data[first + bad[0]]}", first + int(bad[0]))
+            at = first_bad_bool(self._data[first : self._at])
+            if at is not None:
+                found = self._data[first + at]
+                self._fault("bool", f"{what} holds a bool of value {found}", first + at, where=key)
         return None
 
     def _read_alignment(self) -> int:
@@ -342,57 +396,92 @@ class _Header:
         if field is None:
             return keys.DEFAULT_ALIGNMENT
         if field.type is not ValueType.UINT32:
-            raise self._error(f"{keys.ALIGNMENT} is {field.type}, it must be uint32")
-        return check_alignment(self._name, field.value)
+            self._fault("alignment", f"{keys.ALIGNMENT} is {field.type}, it must be uint32", field.offset)
+            return keys.DEFAULT_ALIGNMENT
+        if not is_alignment(field.value):
+            message = f"{keys.ALIGNMENT} is {field.value:,}, it must be a power of two up to {keys.MAX_ALIGNMENT:,}"
+            self._fault("alignment", message, field.offset, where=keys.ALIGNMENT)
+            return keys.DEFAULT_ALIGNMENT
+        return field.value
 
     def _read_tensor(self, i: int) -> _Info:
+        start = self._at
         name = self._text(f"the name of tensor {i}", MAX_NAME)
         what = f"the description of tensor '{name}'"
         rank = self._number("I", what)
         if rank > MAX_RANK:
             raise self._error(f"tensor '{name}' has {rank:,} dimensions, at most {MAX_RANK} are allowed", self._at - 4)
         ne = tuple(self._number("q", what) for _ in range(rank))
-        if any(n < 0 for n in ne):
-            raise self._error(f"tensor '{name}' has a negative dimension: {list(ne)}")
         number = self._number("I", what)
+        offset = self._number("Q", what)
         fmt = BY_TYPE.get(number)
-        if fmt is None:
-            raise GGUFError(f"{self._name}: tensor '{name}' {_unknown_type(number)}")
-        n = ne[0] if ne else 1
-        if n % fmt.block_size:
-            raise self._error(f"tensor '{name}' has rows of {n:,}, no multiple of {fmt.block_size} ({fmt}'s block)")
+        if any(n < 0 for n in ne):
+            self._fault("shape", f"tensor '{name}' has a negative dimension: {list(ne)}", where=name)
+            fmt = None
         # NumPy must be able to shape empty tensors too, so a zero counts as one here
-        if math.prod(max(n, 1) for n in ne) >= MAX_SIZE:
-            raise self._error(f"tensor '{name}' is too large: {list(ne)}")
-        return name, ne, fmt, self._number("Q", what)
+        elif math.prod(max(n, 1) for n in ne) >= MAX_SIZE:
+            self._fault("shape", f"tensor '{name}' is too large: {list(ne)}", where=name)
+            fmt = None
+        elif fmt is None:
+            message, remedy = _unknown_type(number)
+            self._fault("type", f"tensor '{name}' {message}", self._at - 12, remedy, name)
+        elif (ne[0] if ne else 1) % fmt.block_size:
+            n = ne[0] if ne else 1
+            message = f"tensor '{name}' has rows of {n:,}, no multiple of {fmt.block_size} ({fmt}'s block)"
+            self._fault("shape", message, where=name)
+            fmt = None
+        return _Info(name, ne, fmt, offset, start)
 
-    def _check_names(self, names: list[str]) -> None:
-        seen = set()
-        for name in names:
-            if name in seen:
-                raise self._error(f"tensor '{name}' comes twice")
-            seen.add(name)
+    def _without_repeated(self, infos: list[_Info]) -> list[_Info]:
+        """The first of each name."""
+        found: dict[str, _Info] = {}
+        for info in infos:
+            if info.name in found:
+                self._fault("repeated-tensor", f"tensor '{info.name}' comes twice", info.at, where=info.name)
+            found.setdefault(info.name, info)
+        return list(found.values())
 
-    def _check_places(self, infos: list[_Info]) -> None:
-        """Tensors lie one after the other in the order of their descriptions, padded, and within the file."""
-        expected = 0
-        for name, ne, fmt, offset in infos:
-            if offset != expected:
-                raise self._error(
-                    f"the data of tensor '{name}' begin at {offset:,} of the data section, expected {expected:,}"
-                )
-            size = tensor_bytes(ne, fmt)
-            end = self.data_offset + offset + size
-            if end > len(self._buffer):
-                raise self._truncated(f"tensor '{name}'", end)
-            expected = pad(offset + size, self.alignment)
-        if infos and self.data_offset + expected > len(self._buffer):
-            raise self._truncated(f"the padding of tensor '{infos[-1][0]}'", self.data_offset + expected)
+    def _check_places(self, infos: list[_Info]) -> int:
+        """Tensors lie one after the other in the order of their descriptions, padded, and within the file.
 
-    def _locate(self, name: str, ne: tuple[int, ...], fmt: Format, offset: int) -> TensorView:
-        size = tensor_bytes(ne, fmt)
-        start = self.data_offset + offset
-        return TensorView(name, ne, fmt, offset, size, self._data[start : start + size])
+        Returns where their data end, in bytes of the file.
+        """
+        size, expected, last = len(self._buffer), 0, ""
+        after_gap = False  # where the size of a tensor is not known, the next one's offset is taken as it is
+        for info in infos:
+            if info.offset != expected and not after_gap:
+                message = f"the data of tensor '{info.name}' begin at {info.offset:,} of the data section"
+                self._fault("offset", f"{message}, expected {expected:,}", info.at, where=info.name)
+            after_gap = info.format is None
+            if info.format is None:
+                continue
+            n_bytes = tensor_bytes(info.ne, info.format)
+            end = self.data_offset + info.offset + n_bytes
+            if end > size:
+                self._cut(f"tensor '{info.name}'", end, info.name)
+            expected, last = pad(info.offset + n_bytes, self.alignment), info.name
+        if last and size < self.data_offset + expected and (not self._on_fault or end <= size):
+            self._cut(f"the padding of tensor '{last}'", self.data_offset + expected, last)
+        return self.data_offset + expected if infos else self._at
+
+    def _cut(self, what: str, end: int, where: str) -> None:
+        size = len(self._buffer)
+        if self._on_fault is None:
+            raise self._truncated(what, end)
+        message = f"truncated: {what} ends at byte {end:,}, the file has {size:,}"
+        self._on_fault(Fault("truncated", message, AGAIN, size, where))
+
+    def _is_inside(self, info: _Info) -> bool:
+        if info.format is None:
+            return False
+        return self.data_offset + info.offset + tensor_bytes(info.ne, info.format) <= len(self._buffer)
+
+    def _locate(self, info: _Info) -> TensorView:
+        assert info.format is not None
+        size = tensor_bytes(info.ne, info.format)
+        start = self.data_offset + info.offset
+        raw = self._data[start : start + size]
+        return TensorView(info.name, info.ne, info.format, info.offset, size, raw, self.order)
 
 
 def pad(size: int, alignment: int) -> int:
@@ -405,20 +494,34 @@ def tensor_bytes(ne: tuple[int, ...], fmt: Format) -> int:
     return math.prod(ne) // fmt.block_size * fmt.type_size
 
 
+def is_alignment(alignment: int) -> bool:
+    """Whether it is a power of two within the limit."""
+    return 0 < alignment <= keys.MAX_ALIGNMENT and not alignment & (alignment - 1)
+
+
 def check_alignment(where: str, alignment: int) -> int:
     """The alignment itself. Raises GGUFError unless it is a power of two within the limit."""
-    if not 0 < alignment <= keys.MAX_ALIGNMENT or alignment & (alignment - 1):
+    if not is_alignment(alignment):
         raise GGUFError(
             f"{where}: {keys.ALIGNMENT} is {alignment:,}, it must be a power of two up to {keys.MAX_ALIGNMENT:,}"
         )
     return alignment
 
 
-def _unknown_type(number: int) -> str:
-    if number in _REMOVED:
-        return f"has the type {_REMOVED[number]} ({number}), which ggml has removed; quantize the original model again"
-    if number in _FORK:
-        return (
-            f"has the type {_FORK[number]} ({number}) of the ik_llama.cpp fork, which is not supported; use that fork"
-        )
-    return f"has the unknown type {number}; the file is damaged, or made by a newer or forked program"
+def first_bad_bool(data: np.ndarray) -> int | None:
+    """Index of the first byte above 1, read piece by piece: an array of bools may be as large as the file."""
+    for start in range(0, data.size, _PIECE):
+        piece = data[start : start + _PIECE]
+        if piece.max() > 1:
+            return start + int((piece > 1).argmax())
+    return None
+
+
+def _unknown_type(number: int) -> tuple[str, str]:
+    """What is said of a tensor type that is not in the table, and what to do."""
+    if number in REMOVED:
+        return f"has the type {REMOVED[number]} ({number}), which ggml has removed", "quantize the original model again"
+    if number in IK_LLAMA:
+        found = f"has the type {IK_LLAMA[number]} ({number}) of the ik_llama.cpp fork, which is not supported"
+        return found, "use that fork"
+    return f"has the unknown type {number}", "the file is damaged, or made by a newer or forked program"

@@ -1,7 +1,8 @@
 """Metadata values: the thirteen types of the format, how each is encoded, and arrays that decode on demand.
 
-Encoded, little-endian: numbers as themselves, bool one byte 0 or 1, a string as uint64 length and UTF-8 bytes without
-terminator, an array as uint32 element type, uint64 count and its elements. Arrays of arrays are not supported.
+Encoded, little-endian unless the file is big-endian: numbers as themselves, bool one byte 0 or 1, a string as uint64
+length and UTF-8 bytes without terminator, an array as uint32 element type, uint64 count and its elements. Arrays of
+arrays are not supported.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ MIN_SIZE = {kind: dtype.itemsize for kind, dtype in DTYPES.items()} | {ValueType
 
 _LENGTH = struct.Struct("<Q")
 _ARRAY_HEAD = struct.Struct("<IQ")
+_CHUNK = 1 << 16  # strings that are counted at a time
 
 
 def value_type(kind: ValueType | str) -> ValueType:
@@ -152,25 +154,32 @@ class Strings(Array):
         return [str(buffer[a + 8 : b], "utf-8", "surrogateescape") for a, b in pairwise(starts)]
 
 
-def string_starts(buffer: memoryview, at: int, count: int) -> tuple[list[int], bool]:
-    """Where each of `count` encoded strings from byte `at` begins, then where the last one ends; and whether all of
-    them lie within the buffer (if not, the list stops with the one that does not).
+def string_starts(buffer: memoryview, at: int, count: int, order: str = "<") -> tuple[np.ndarray, bool]:
+    """Where each of `count` encoded strings from byte `at` begins, then where the last one ends, int64 [count + 1]; and
+    whether all of them lie within the buffer (if not, the array stops with the one that does not; its end is capped).
 
     The loop is all that opening a file with a large vocabulary costs, so it only reads lengths.
     """
-    length = _LENGTH.unpack_from
-    starts = []
-    try:
-        for _ in range(count):
-            starts.append(at)
-            at += 8 + length(buffer, at)[0]
-    except (struct.error, OverflowError):  # no length here: the string before, or else this length, is cut
+    length = struct.Struct(order + "Q").unpack_from
+    parts = []
+    for first in range(0, count, _CHUNK):
+        starts = []
+        try:
+            for _ in range(min(_CHUNK, count - first)):
+                starts.append(at)
+                at += 8 + length(buffer, at)[0]
+        except (struct.error, OverflowError):  # no length here: the string before, or else this length, is cut
+            if at > len(buffer) and len(starts) > 1:
+                starts.pop()
+            else:
+                at += 8
+            parts.append(np.array(starts, np.int64))
+            break
+        parts.append(np.array(starts, np.int64))
         if at > len(buffer):
-            starts.pop()
-        else:
-            at += 8
-    starts.append(at)
-    return starts, at <= len(buffer)
+            break
+    parts.append(np.array([min(at, 2**63 - 1)], np.int64))
+    return np.concatenate(parts), at <= len(buffer)
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,8 @@ class Field:
     """One key of the metadata.
 
     raw: the value as encoded in the file, after its type (for an array from the element type on), so that a copy is
-    exact; element_type: of an array, else None.
+    exact; element_type: of an array, else None; order: byte order of `raw`, "<" or ">"; offset: where `raw` lies in the
+    file, None for a field that is not from one.
     """
 
     key: str
@@ -186,6 +196,8 @@ class Field:
     element_type: ValueType | None
     raw: bytes | memoryview
     starts: np.ndarray | None = field(default=None, repr=False, compare=False)  # strings of an array, within `raw`
+    order: str = field(default="<", repr=False)
+    offset: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def value(self) -> Any:
@@ -194,13 +206,45 @@ class Field:
         if self.type is ValueType.STRING:
             return str(raw[8:], "utf-8", "surrogateescape")
         if self.type is not ValueType.ARRAY:
-            return struct.unpack("<" + CODES[self.type], raw)[0]
-        _, count = _ARRAY_HEAD.unpack_from(raw)
+            return struct.unpack(self.order + CODES[self.type], raw)[0]
+        count = self.count
         assert self.element_type is not None
         if self.element_type is not ValueType.STRING:
-            return Numbers(self.element_type, np.frombuffer(raw, DTYPES[self.element_type], count, _ARRAY_HEAD.size))
-        starts = self.starts if self.starts is not None else np.array(string_starts(raw, _ARRAY_HEAD.size, count)[0])
-        return Strings(raw, starts)
+            dtype = DTYPES[self.element_type]
+            found = np.frombuffer(raw, dtype, count, _ARRAY_HEAD.size)
+            return Numbers(self.element_type, found if self.order == "<" else found.byteswap())
+        return Strings(raw, self._starts())
+
+    @property
+    def count(self) -> int:
+        """Elements of an array; 1 for anything else."""
+        if self.type is not ValueType.ARRAY:
+            return 1
+        return struct.unpack_from(self.order + "IQ", self.raw)[1]
+
+    def encoded(self, order: str = "<") -> bytes | memoryview:
+        """`raw` in the given byte order."""
+        if order == self.order:
+            return self.raw
+        raw = memoryview(self.raw)
+        if self.type is ValueType.STRING:
+            return raw[7::-1].tobytes() + raw[8:]
+        if self.type is not ValueType.ARRAY:
+            return raw[::-1].tobytes()
+        assert self.element_type is not None
+        head = struct.pack(order + "IQ", self.element_type, self.count)
+        if self.element_type is not ValueType.STRING:
+            dtype = DTYPES[self.element_type]
+            return head + np.frombuffer(raw, dtype, self.count, _ARRAY_HEAD.size).byteswap().tobytes()
+        data = np.frombuffer(raw, np.uint8, offset=_ARRAY_HEAD.size).copy()
+        for start in (self._starts()[:-1] - _ARRAY_HEAD.size).tolist():
+            data[start : start + 8] = data[start : start + 8][::-1]
+        return head + data.tobytes()
+
+    def _starts(self) -> np.ndarray:
+        if self.starts is not None:
+            return self.starts
+        return string_starts(memoryview(self.raw), _ARRAY_HEAD.size, self.count, self.order)[0]
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------

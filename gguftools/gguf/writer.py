@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterable
 from contextlib import ExitStack
 from operator import index
@@ -20,7 +21,8 @@ import numpy as np
 from gguftools.errors import GGUFError
 from gguftools.files import atomic_output, check_space
 from gguftools.gguf import keys
-from gguftools.gguf.reader import MAGIC, MAX_KEY, MAX_NAME, MAX_RANK, MAX_SIZE, check_alignment, pad, tensor_bytes
+from gguftools.gguf.endian import LITTLE, swapped
+from gguftools.gguf.reader import GGUF, MAGIC, MAX_KEY, MAX_NAME, MAX_RANK, MAX_SIZE, check_alignment, pad, tensor_bytes
 from gguftools.gguf.values import Field, ValueType, encode, value_type
 from quant.errors import QuantError
 from quant.format import Format
@@ -42,12 +44,27 @@ class Writer:
     True
 
     inputs: files that must not be overwritten. Keys and declarations come first, the first `write` ends them. If the
-    block fails, or not everything declared was written, no file appears.
+    block fails, or not everything declared was written, no file appears. byte_order: "<", or ">" for a big-endian
+    file; version: 3 or 2; overwrite: whether the file may be there already; verify: read the complete file again and
+    compare it with what was written, before it takes its name.
     """
 
-    def __init__(self, path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = ()) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        inputs: Iterable[str | os.PathLike] = (),
+        byte_order: str = LITTLE,
+        version: int = VERSION,
+        overwrite: bool = True,
+        verify: bool = False,
+    ) -> None:
         self.path = Path(path)
+        self.byte_order = byte_order
+        self.version = version
         self._inputs = tuple(inputs)
+        self._overwrite = overwrite
+        self._check = self._verify if verify else None
+        self._sums: dict[str, int] = {}  # name -> CRC-32 of the data as written
         self._fields: dict[str, Field] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format]] = {}  # name -> ne, format
         self._pending: list[str] | None = None  # names yet to be written, the next one last; None before the header
@@ -55,7 +72,7 @@ class Writer:
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Writer:
-        self._file = self._stack.enter_context(atomic_output(self.path, self._inputs))
+        self._file = self._stack.enter_context(atomic_output(self.path, self._inputs, self._overwrite, self._check))
         self._stack.push(self._finish)
         return self
 
@@ -123,17 +140,19 @@ class Writer:
     @property
     def size(self) -> int:
         """Bytes of the finished file, as declared so far."""
-        return len(self._header()) + sum(
+        return len(self.header()) + sum(
             pad(tensor_bytes(ne, fmt), self.alignment) for ne, fmt in self._tensors.values()
         )
 
-    def _header(self) -> bytes:
-        parts = [MAGIC, struct.pack("<IQQ", VERSION, len(self._tensors), len(self._fields))]
+    def header(self) -> bytes:
+        """Everything before the data, with padding, as declared so far."""
+        order = self.byte_order
+        parts = [MAGIC, struct.pack(order + "IQQ", self.version, len(self._tensors), len(self._fields))]
         for field in self._fields.values():
-            parts += [_text(field.key), struct.pack("<I", field.type), bytes(field.raw)]
+            parts += [_text(field.key, order), struct.pack(order + "I", field.type), bytes(field.encoded(order))]
         offset = 0
         for name, (ne, fmt) in self._tensors.items():
-            parts += [_text(name), struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, fmt.ggml_type, offset)]
+            parts += [_text(name, order), struct.pack(f"{order}I{len(ne)}QIQ", len(ne), *ne, fmt.ggml_type, offset)]
             offset += pad(tensor_bytes(ne, fmt), self.alignment)
         header = b"".join(parts)
         # a file without tensors (a vocabulary) ends with its keys
@@ -144,8 +163,9 @@ class Writer:
     def write(self, name: str, chunks: Iterable[Any]) -> None:
         """The data of the next declared tensor: an array or bytes, or an iterable of them (chunks in order).
 
-        Arrays are written as they lie in memory, in C order, little-endian: float32 for F32, blocks or their bytes
-        for quantized types. Raises GGUFError if it is another tensor's turn or the size is not the declared one.
+        Arrays are written as they lie in memory, in C order, little-endian: float32 for F32, blocks or their bytes for
+        quantized types; a big-endian file swaps them, and takes whole blocks at a time. Raises GGUFError if it is
+        another tensor's turn or the size is not the declared one.
         """
         if self._pending is None:
             self._start()
@@ -154,24 +174,53 @@ class Writer:
         if not self._pending or self._pending[-1] != name:
             turn = f"it is the turn of '{self._pending[-1]}'" if self._pending else "all tensors are written"
             raise GGUFError(f"{self.path}: cannot write tensor '{name}': {turn}")
-        size, written = tensor_bytes(*self._tensors[name]), 0
+        size, written, checksum = tensor_bytes(*self._tensors[name]), 0, 0
         for chunk in (chunks,) if isinstance(chunks, (np.ndarray, bytes, bytearray, memoryview)) else chunks:
             data = _bytes_of(chunk)
             written += len(data)
             if written > size:
                 break
+            data = self._ordered(name, data)
             self._file.write(data)
+            if self._check is not None:
+                checksum = zlib.crc32(data, checksum)
+        self._sums[name] = checksum
         if written != size:
             got = f"more than {size:,}" if written > size else f"{written:,}"
             raise GGUFError(f"{self.path}: tensor '{name}' has {size:,} bytes as declared, got {got}")
         self._file.write(bytes(pad(size, self.alignment) - size))
         self._pending.pop()
 
+    def _ordered(self, name: str, data: memoryview) -> memoryview:
+        """Little-endian blocks in the file's byte order."""
+        fmt = self._tensors[name][1]
+        if self.byte_order == LITTLE or not data:
+            return data
+        if len(data) % fmt.type_size:
+            raise GGUFError(f"{self.path}: tensor '{name}': {len(data):,} bytes are no whole blocks of {fmt}")
+        return swapped(np.frombuffer(data, np.uint8), fmt).data
+
+    def _verify(self, path: Path) -> None:
+        """Raises GGUFError unless the file at `path` reads as what was declared and written."""
+        with GGUF(path) as f:
+            fields = {key: (field.type, bytes(field.raw)) for key, field in f.fields.items()}
+            wanted = {key: (field.type, bytes(field.encoded(self.byte_order))) for key, field in self._fields.items()}
+            tensors = {name: (t.ne, t.format) for name, t in f.tensors.items()}
+            if fields != wanted or tensors != self._tensors:
+                raise GGUFError(
+                    f"{self.path}: the header reads differently from what was written; the disk is at fault"
+                )
+            for name, t in f.tensors.items():
+                if zlib.crc32(t.raw.data) != self._sums[name]:
+                    raise GGUFError(
+                        f"{self.path}: tensor '{name}' reads differently from what was written; check the disk"
+                    )
+
     def _start(self) -> None:
         if self._file is None:
             raise GGUFError(f"{self.path}: the writer is not open; use it in a with statement")
         check_space(self.path, self.size)
-        self._file.write(self._header())
+        self._file.write(self.header())
         self._pending = list(self._tensors)[::-1]
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -200,9 +249,9 @@ class Writer:
             raise GGUFError(f"{self.path}: {what} {text!r} has {size} bytes; at most {limit}, without NUL, are allowed")
 
 
-def _text(text: str) -> bytes:
+def _text(text: str, order: str) -> bytes:
     data = text.encode()
-    return struct.pack("<Q", len(data)) + data
+    return struct.pack(order + "Q", len(data)) + data
 
 
 def _bytes_of(chunk: Any) -> memoryview:

@@ -134,14 +134,19 @@ HOSTILE = {
     "zero beside overflowing dimensions": (build((), [tensor("t", [0, INT64_MAX, INT64_MAX])], 64), "too large"),
     "data beyond the file": (build((), [tensor("t", [1024])], 64), "truncated: tensor 't' ends at byte"),
     "offset into another tensor": (build((), [tensor("t", [8]), tensor("u", [8])], 64), "expected 32"),
+    "region smaller than its type needs": (
+        build((), [tensor("t", [32, 2], Q4_0), tensor("u", [8], offset=32)], 96),
+        "begin at 32 of the data section, expected 64",
+    ),
     "offset beyond the file": (build((), [tensor("t", [8], offset=1 << 40)], 64), "expected 0"),
     "row that is no multiple of the block": (build((), [tensor("t", [33], Q4_0)], 64), "no multiple of 32"),
     "scalar of a block type": (build((), [tensor("t", [], Q4_0)], 64), "no multiple of 32"),
     "removed type": (build((), [tensor("t", [32], 31)], 64), r"Q4_0_4_4 \(31\), which ggml has removed"),
     "fork's type": (build((), [tensor("t", [256], 139)], 64), r"IQ4_K \(139\) of the ik_llama.cpp fork"),
     "unknown type": (build((), [tensor("t", [32], 2**31)], 64), "unknown type 2147483648"),
-    "big-endian": (b"GGUF" + struct.pack(">Iqq", 3, 0, 0), "big-endian"),
-    "big-endian, version 2": (b"GGUF" + struct.pack(">Iqq", 2, 0, 0), "big-endian"),
+    "big-endian, version 1": (b"GGUF" + struct.pack(">Iqq", 1, 0, 0), "version 1 is no longer read"),
+    "big-endian, version 4": (b"GGUF" + struct.pack(">Iqq", 4, 0, 0), "version 4 is not known"),
+    "big-endian, truncated": (b"GGUF" + struct.pack(">Iqq", 3, 0, 1), "1 keys, more than the file can hold"),
     "nothing": (b"", "is empty"),
     "three bytes": (b"GGU", "not a GGUF file"),
     "magic only": (b"GGUF", "truncated: the header ends at byte 8, the file has 4"),
@@ -173,6 +178,8 @@ def test_broken_files_are_refused_in_one_line(case, save):
         GGUF(path)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"{path}: ")
+    if data:
+        assert 0 <= refused.value.offset <= len(data)
 
 
 def test_handcrafted_content(save):

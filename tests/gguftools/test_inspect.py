@@ -13,9 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from gguftools import report
-from gguftools.commands.inspect import describe, inspect
+from gguftools.commands.inspect import inspect
 from gguftools.errors import GGUFError
 from gguftools.gguf import Writer
+from gguftools.toolbox.inspect import describe
 
 SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 app = typer.Typer()
@@ -113,7 +114,8 @@ def test_not_a_model(tmp_path):
 
 def test_starts_without_the_compiler(model):
     code = (
-        "import sys, typer; from gguftools.commands.inspect import inspect; inspect(sys.argv[1]);"
+        "import sys; from pathlib import Path; from gguftools.commands.inspect import inspect;"
+        "inspect([Path(sys.argv[1])]);"
         "print([m for m in ('numba', 'scipy') if m in sys.modules])"
     )
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}  # what it cannot show is escaped

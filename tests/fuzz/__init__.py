@@ -1,0 +1,1 @@
+"""Fuzzing of everything that reads files from strangers; `python -m tests.fuzz --help`."""

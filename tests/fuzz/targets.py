@@ -1,0 +1,188 @@
+"""What is fuzzed: readers by name, each with seeds, as functions of a file's bytes.
+
+A reader may refuse (the three exceptions of our packages) and nothing else: any other exception, a crash or a hang is a
+finding. What was found is kept below `corpus/<reader>` and is run by every test run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.tokenizer import from_metadata
+from gguftools.errors import GGUFError
+from gguftools.gguf import GGUF, Writer
+from gguftools.imatrix_file import read_imatrix, write_imatrix
+from gguftools.safetensors import SafetensorsFile
+from gguftools.toolbox.check import check
+from quant.errors import QuantError
+from quant.imatrix import IMatrix
+
+REFUSALS = (GGUFError, EngineError, QuantError)
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True)
+class Target:
+    """read: opens the file and touches all that it says; seeds: writes good files into a folder."""
+
+    read: Callable[[Path], None]
+    seeds: Callable[[Path], None]
+
+
+def run(target: Target, data: bytes, scratch: Path) -> bool:
+    """Give `data` to the reader; whether it was accepted. Anything but a refusal gets out."""
+    scratch.write_bytes(data)
+    try:
+        target.read(scratch)
+    except REFUSALS as error:
+        message = str(error)
+    else:
+        return True
+    assert len(message.splitlines()) == 1, "a refusal is one line"
+    return False
+
+
+def inputs(name: str) -> Iterator[tuple[str, bytes]]:
+    """Everything that was kept for a reader: file name, content."""
+    for path in sorted((CORPUS / name).glob("*")):
+        yield path.name, path.read_bytes()
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def _gguf(path: Path) -> None:
+    with GGUF(path) as f:
+        for key, field in f.fields.items():
+            assert field.encoded(">") is not None
+            repr(f.metadata[key])
+        for t in f.tensors.values():
+            assert t.data.size == t.nbytes <= f.size
+
+
+def _check(path: Path) -> None:
+    for fault in check(path).faults:
+        assert fault.message
+        assert fault.remedy
+
+
+def _safetensors(path: Path) -> None:
+    with SafetensorsFile(path) as f:
+        for view in f.tensors.values():
+            with contextlib.suppress(GGUFError):  # types of less than a byte
+                assert view.array().nbytes == view.nbytes
+
+
+def _imatrix(path: Path) -> None:
+    matrix = read_imatrix(path)
+    for name in matrix.entries:
+        assert np.isfinite(matrix.importance(name)).all()
+
+
+def _tokenizer(path: Path) -> None:
+    with GGUF(path) as f:
+        tokenizer = from_metadata(f.metadata)
+    ids = tokenizer.tokenize("Hello, wörld 123\n", add_special=True, parse_special=True)
+    tokenizer.detokenize(ids, special=True)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def _gguf_seeds(folder: Path) -> None:
+    for order, version in (("<", 3), (">", 3), ("<", 2)):
+        with Writer(
+            folder / f"all{version}{'big' if order == '>' else ''}.gguf", byte_order=order, version=version
+        ) as w:
+            w.add("general.architecture", "llama")
+            w.add("general.alignment", 8, "uint32")
+            for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
+                w.add(kind, 1, kind)
+                w.add(kind + "s", [1, 2], kind)
+            w.add("bool", True)
+            w.add("bools", [True, False])
+            w.add("float", 0.5, "float64")
+            w.add("strings", ["", "a", "bc"])
+            w.declare("a", (2, 32), "Q4_0")
+            w.declare("b", (3,), "F32")
+            w.declare("c", (), "I16")
+            w.write("a", np.zeros(36, np.uint8))
+            w.write("b", np.ones(3, np.float32))
+            w.write("c", np.zeros(2, np.uint8))
+
+
+def _safetensors_seeds(folder: Path) -> None:
+    entries = {
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [], "data_offsets": [24, 26]},
+        "c": {"dtype": "F4", "shape": [4], "data_offsets": [26, 28]},
+        "d": {"dtype": "F8_E4M3", "shape": [0, 7], "data_offsets": [28, 28]},
+        "__metadata__": {"format": "pt"},
+    }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    (folder / "all.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(28))
+
+
+def _imatrix_seeds(folder: Path) -> None:
+    matrix = IMatrix(datasets=["text.txt"], chunk_count=2)
+    matrix.observe("blk.0.ffn_up.weight", np.ones((3, 8), np.float32))
+    matrix.observe("blk.0.ffn_down.weight", np.ones((2, 3, 4), np.float32), 2)
+    write_imatrix(folder / "imatrix.gguf", matrix)
+
+
+def _tokenizer_seeds(folder: Path) -> None:
+    letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ", "Ã", "¶"]
+    merges = ["H e", "l l", "He ll", "Hell o", "Ġ w"]
+    tokens = ["<|endoftext|>", *letters, *("".join(m.split()) for m in merges)]
+    for pre in ("gpt-2", "llama-bpe"):
+        with Writer(folder / f"{pre}.gguf") as w:
+            w.add("general.architecture", "llama")
+            w.add("tokenizer.ggml.model", "gpt2")
+            w.add("tokenizer.ggml.pre", pre)
+            w.add("tokenizer.ggml.tokens", tokens)
+            w.add("tokenizer.ggml.token_type", [3] + [1] * (len(tokens) - 1))
+            w.add("tokenizer.ggml.merges", merges)
+            w.add("tokenizer.ggml.bos_token_id", 0)
+            w.add("tokenizer.ggml.eos_token_id", 0)
+            w.add("tokenizer.ggml.add_bos_token", True)
+
+
+_TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + m.content | trim }}<|im_end|>{% endfor %}"""
+
+
+def _check_seeds(folder: Path) -> None:
+    _gguf_seeds(folder)
+    _tokenizer_seeds(folder)
+    with GGUF(folder / "gpt-2.gguf") as f, Writer(folder / "model.gguf") as w:
+        for field in f.fields.values():
+            w.add_field(field)
+        numbers = {"block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32}
+        numbers |= {"attention.head_count": 2, "rope.dimension_count": 16, "vocab_size": 101}
+        for key, value in numbers.items():
+            w.add("llama." + key, value)
+        w.add("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        w.add("llama.rope.freq_base", 10000.0)
+        w.add("llama.rope.scaling.type", "yarn")
+        w.add("llama.rope.scaling.factor", 2.0)
+        w.add("tokenizer.chat_template", _TEMPLATE)
+        w.declare("token_embd.weight", (101, 32), "Q8_0")
+        w.declare("rope_freqs.weight", (8,), "F32")
+        w.write("token_embd.weight", np.zeros(101 * 34, np.uint8))
+        w.write("rope_freqs.weight", np.ones(8, np.float32))
+
+
+TARGETS = {
+    "gguf": Target(_gguf, _gguf_seeds),
+    "check": Target(_check, _check_seeds),
+    "safetensors": Target(_safetensors, _safetensors_seeds),
+    "imatrix": Target(_imatrix, _imatrix_seeds),
+    "tokenizer": Target(_tokenizer, _tokenizer_seeds),
+}
