@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.errors import EngineError
-from gguftools.report import plain
 from quant.errors import QuantError
+
+
+def plain(text: str) -> str:
+    """`text` without characters that steer terminals: those that do not print are written as escapes.
+
+    >>> plain("a\\x1b[31m")
+    'a\\\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
 
 MAX_MESSAGE = 800  # characters: a name out of a file may be of megabytes
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from gguftools.errors import GGUFError
+from gguftools.errors import GGUFError, plain
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -35,15 +35,6 @@ def bpw(n_bytes: int, n_weights: int) -> float | None:
     4.5
     """
     return 8 * n_bytes / n_weights if n_weights else None
-
-
-def plain(text: str) -> str:
-    """`text` without characters that steer terminals: those that do not print are written as escapes.
-
-    >>> plain("a\\x1b[31m")
-    'a\\\\x1b[31m'
-    """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def write(text: str = "") -> None:
