@@ -15,6 +15,11 @@ def convert_endian(
 ) -> tuple[str, str]:
     """Write `source` in the byte order `big`, `little` or `native`. Returns the orders before and after.
 
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gguftools.convert_endian(gguftools.demo_model(), os.path.join(folder, "big.gguf"), "big")
+    ('little', 'big')
+
     Raises GGUFError for an unknown order, a file that has it already, and as the reader and writer do.
     """
     target = byte_order(order)

@@ -52,6 +52,14 @@ def dequantize_file(
     Quantized tensors and other floats of rank 2 or more take the type; vectors stay as they are (F32 in most files, and
     in those of llama.cpp always). A scale that F16 cannot hold is refused, not rounded to infinity.
 
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out = os.path.join(folder, "f16.gguf")
+    ...     result = gguftools.dequantize(gguftools.demo_model(), out, "F16")
+    ...     with gguftools.open(out) as f:
+    ...         f.tensors["token_embd.weight"].format.name
+    'F16'
+
     Raises GGUFError for another type, QuantError for weights that are not finite or do not fit, and as the reader and
     writer do.
     """

@@ -77,6 +77,14 @@ def edit(
     in_place: see above; without, and without `output`, only small changes are made in place. dry_run: say what would be
     done.
 
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     out = os.path.join(folder, "named.gguf")
+    ...     done = gguftools.edit(gguftools.demo_model(), Edits(set={"general.name": "Renamed"}), out)
+    ...     with gguftools.open(out) as f:
+    ...         f.metadata["general.name"]
+    'Renamed'
+
     Raises GGUFError for keys, entries and tensors that are not there, values that their type cannot hold, names that
     are taken, and as the reader and writer do; then nothing has changed.
     """

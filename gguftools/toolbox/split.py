@@ -176,6 +176,13 @@ def merge(
     shards: one of the set, or all of them in any order; delete: remove them when the output is complete and verified;
     returns the model as it was before (its files closed).
 
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     parts = gguftools.split(gguftools.demo_model(), os.path.join(folder, "m"), max_tensors=20)
+    ...     whole = gguftools.merge([parts.shards[0].path], os.path.join(folder, "m.gguf"))
+    ...     sorted(os.listdir(folder))
+    ['m-00001-of-00003.gguf', 'm-00002-of-00003.gguf', 'm-00003-of-00003.gguf', 'm.gguf']
+
     Raises GGUFError if the output is there already, the shards are not of one set, and as `open_set` does.
     """
     if not shards:
