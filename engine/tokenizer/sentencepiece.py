@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import EngineError
-from engine.tokenizer.vocab import TokenType, Vocab, byte_tokens, escaped_piece, read_bool, read_scores
+from engine.tokenizer.normalizer import Normalizer
+from engine.tokenizer.vocab import TokenType, Vocab, byte_tokens, escaped_piece, read_scores
 
 _WORDS = re.compile("▁*[^▁]+|▁+")
 _WHOLE = re.compile(".+", re.DOTALL)
@@ -28,9 +29,9 @@ class SentencePieceBPE:
 
     def __init__(self, vocab: Vocab, metadata: Mapping[str, Any]):
         scores = read_scores(metadata, len(vocab.tokens))
-        prefix = read_bool(metadata, "tokenizer.ggml.add_space_prefix")
         self.vocab = vocab
-        self.adds_space = prefix is None or prefix
+        self.normalize = Normalizer(metadata, by_default=True)
+        self.adds_space = self.normalize.adds_space
         # control tokens and bytes are no pieces: what a text spells never becomes one of them
         kinds = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
         self._ids = {text: i for text, i in vocab.ids.items() if vocab.types[i] in kinds}
@@ -44,8 +45,8 @@ class SentencePieceBPE:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text; a space goes before each where the vocabulary wants it."""
-        return [self._encode(" " + text if self.adds_space else text) for text in texts]
+        """Ids of each text."""
+        return [self._encode(self.normalize(text)) for text in texts]
 
     def piece(self, i: int) -> bytes:
         """The bytes that a token stands for."""
@@ -53,10 +54,10 @@ class SentencePieceBPE:
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for word in self._words.findall(text.replace(" ", "▁")):
+        for word in self._words.findall(text):
             found = self._cache.get(word)
             if found is None:
-                found = [i for piece in self._merge(word) for i in self._spell(piece)]
+                found = self._spell(self._merge(word))
                 if len(word) <= _CACHE_LENGTH and len(self._cache) < _CACHE_WORDS:
                     self._cache[word] = found
             ids += found
@@ -91,11 +92,15 @@ class SentencePieceBPE:
             offer(left, after[left])
         return [symbol for symbol in symbols if symbol]
 
-    def _spell(self, piece: str) -> list[int]:
-        """Ids of a piece that cannot be joined further."""
-        if piece in self._ids:
-            return [self._ids[piece]]
-        data = piece.encode()
-        if self._unknown is None or all(byte in self._bytes for byte in data):
-            return [self._bytes[byte] for byte in data]
-        return [self._unknown]
+    def _spell(self, pieces: list[str]) -> list[int]:
+        """Ids of pieces that cannot be joined further; consecutive unknown ones are one."""
+        ids: list[int] = []
+        for piece in pieces:
+            i = self._ids.get(piece)
+            if i is not None:
+                ids.append(i)
+            elif self._unknown is None or all(byte in self._bytes for byte in piece.encode()):
+                ids += [self._bytes[byte] for byte in piece.encode()]
+            elif ids[-1:] != [self._unknown]:
+                ids.append(self._unknown)
+        return ids
