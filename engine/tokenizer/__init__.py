@@ -16,12 +16,13 @@ from engine.errors import EngineError
 from engine.tokenizer.bpe import ByteLevelBPE, CharacterBPE
 from engine.tokenizer.cleanup import clean_up
 from engine.tokenizer.pretokenizers import CHARACTER_NAMES, get_pretokenizer
+from engine.tokenizer.selftest import selftest_keys, verify_selftest
 from engine.tokenizer.sentencepiece import SentencePieceBPE
 from engine.tokenizer.unigram import Unigram
 from engine.tokenizer.vocab import TokenType, Vocab, log, read_vocab
 from engine.tokenizer.wordpiece import WordPiece
 
-__all__ = ["KINDS", "Tokenizer", "from_metadata"]
+__all__ = ["KINDS", "Tokenizer", "from_metadata", "selftest_keys", "verify_selftest"]
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _CUT = (TokenType.CONTROL, TokenType.USER_DEFINED)

@@ -49,7 +49,7 @@ SPECIAL_KEYS = {
 #: All ids that end generation, where they are more than the keys above can name.
 EOS_IDS = "tokenizer.ggml.eos_token_ids"
 #: Ids of tokens that take the white space before or after them along, where the rules below do not say so.
-LSTRIP_IDS, RSTRIP_IDS = "tokenizer.ggml.lstrip_token_ids", "tokenizer.ggml.rstrip_token_ids"
+LSTRIP_IDS, RSTRIP_IDS = "gguftools.tokenizer.lstrip_token_ids", "gguftools.tokenizer.rstrip_token_ids"
 
 #: Special ids that end generation.
 _ENDING_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -204,10 +204,7 @@ def read_bool(metadata: Mapping[str, Any], key: str) -> bool | None:
 def read_scores(metadata: Mapping[str, Any], n: int) -> list[float]:
     """`tokenizer.ggml.scores` of n tokens. Raises EngineError if they are missing, too few or not finite numbers."""
     key = "tokenizer.ggml.scores"
-    value = metadata.get(key)
-    if value is None:
-        raise EngineError(f"key '{key}' is missing: this kind of vocabulary cannot be used without scores")
-    scores = _numbers(key, value, "iuf")
+    scores = read_numbers(metadata, key, "iuf")
     if scores.size < n:
         raise EngineError(f"key '{key}' has {scores.size} entries for {n} tokens: the file is damaged")
     if not np.isfinite(scores[:n]).all():
@@ -243,8 +240,11 @@ def escaped_piece(vocab: Vocab, i: int) -> bytes:
     return (token.replace("▁", " ") if kind == TokenType.NORMAL else token).encode()
 
 
-def _numbers(key: str, value: Any, kinds: str) -> np.ndarray:
-    """An array of numbers of these NumPy kinds, one axis."""
+def read_numbers(metadata: Mapping[str, Any], key: str, kinds: str) -> np.ndarray:
+    """An array of numbers of these NumPy kinds, one axis. Raises EngineError if it is missing or something else."""
+    value = metadata.get(key)
+    if value is None:
+        raise EngineError(f"key '{key}' is missing: the file has no usable vocabulary")
     numbers = None if isinstance(value, (str, bytes)) else np.asarray(value)
     if numbers is None or numbers.ndim != 1 or numbers.dtype.kind not in kinds:
         what = "numbers" if "f" in kinds else "whole numbers"
@@ -254,10 +254,9 @@ def _numbers(key: str, value: Any, kinds: str) -> np.ndarray:
 
 def _read_ids(metadata: Mapping[str, Any], key: str, n: int) -> frozenset[int]:
     """A list of token ids; empty if it is not there."""
-    value = metadata.get(key)
-    if value is None:
+    if metadata.get(key) is None:
         return frozenset()
-    ids = _numbers(key, value, "iu")
+    ids = read_numbers(metadata, key, "iu")
     if not ((ids >= 0) & (ids < n)).all():
         raise EngineError(f"key '{key}' holds ids that are not in the vocabulary of {n}: the file is damaged")
     return frozenset(ids.tolist())
@@ -265,10 +264,9 @@ def _read_ids(metadata: Mapping[str, Any], key: str, n: int) -> frozenset[int]:
 
 def _read_types(metadata: Mapping[str, Any], n: int) -> list[int]:
     key = "tokenizer.ggml.token_type"
-    value = metadata.get(key)
-    if value is None:
+    if metadata.get(key) is None:
         return [TokenType.NORMAL] * n
-    types = _numbers(key, value, "iu")
+    types = read_numbers(metadata, key, "iu")
     if types.size < n:
         raise EngineError(f"key '{key}' has {types.size} entries for {n} tokens: the file is damaged")
     return types[:n].tolist()
