@@ -24,14 +24,18 @@ _MAX_NODES = 1 << 19
 
 
 class Normalizer:
-    """The normalizer of a vocabulary's metadata; `adds_space`: whether it puts a space before texts, `by_default` where
-    the file does not say. Raises EngineError for a map that is damaged."""
+    """The normalizer of a vocabulary's metadata.
+
+    adds_space: whether it puts a space before texts, `by_default` where the file does not say; lossless: whether texts
+    can be had back, but for those that hold U+2581. Raises EngineError for a map that is damaged.
+    """
 
     def __init__(self, metadata: Mapping[str, Any], by_default: bool):
         adds_space = read_bool(metadata, ADD_SPACE)
         self.adds_space = by_default if adds_space is None else adds_space
         self._merges_spaces = bool(read_bool(metadata, MERGE_SPACES))
         self._table = table = read_charsmap(metadata)
+        self.lossless = not self._table and not self._merges_spaces
         self._singles = str.maketrans({key: value for key, value in table.items() if len(key) == 1})
         self._longest: dict[str, int] = {}
         for key in table:

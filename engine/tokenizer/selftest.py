@@ -1,7 +1,7 @@
 """Texts and the ids that they must give, carried in a model file: shows that a file is tokenized as its source was.
 
-Keys: `gguftools.tokenizer.selftest.texts`, an array of strings; `.lengths`, the number of ids of each; `.ids`, the ids of
-all of them, one after the other. No special tokens are added or parsed.
+Keys: `gguftools.tokenizer.selftest.texts`, an array of strings; `.lengths`, the number of ids of each; `.ids`, the ids
+of all of them, one after the other. No special tokens are added or parsed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import EngineError
-from engine.tokenizer.vocab import read_numbers, read_strings
+from engine.tokenizer.vocab import log, read_numbers, read_strings
 
 _KEY = "gguftools.tokenizer.selftest."
 TEXTS, LENGTHS, IDS = (_KEY + name for name in ("texts", "lengths", "ids"))
@@ -31,15 +31,21 @@ PROBES = (
 )
 
 
-def selftest_keys(tokenize: Callable[[str], list[int]]) -> list[tuple[str, Any]]:
-    """The keys of a self-test whose ids `tokenize` gives: best a tokenizer other than the one that is to be tested."""
-    ids = [tokenize(text) for text in PROBES]
-    flat = [i for some in ids for i in some]
-    return [
-        (TEXTS, list(PROBES)),
-        (LENGTHS, np.array([len(some) for some in ids], np.int32)),
-        (IDS, np.array(flat, np.int32)),
-    ]
+def selftest_keys(tokenizer: Any, source: Callable[[str], list[int]] | None = None) -> list[tuple[str, Any]]:
+    """The keys of a self-test for the vocabulary of a `Tokenizer`.
+
+    source: the ids that the model's own tokenizer gives; where they differ a warning says so and the text is left out.
+    """
+    texts, lengths, flat = [], [], []
+    for text in PROBES:
+        ids = tokenizer.tokenize(text, add_special=False)
+        if source is not None and source(text) != ids:
+            log.warning("the model's own tokenizer gives other ids for %r", text)
+            continue
+        texts.append(text)
+        lengths.append(len(ids))
+        flat += ids
+    return [(TEXTS, texts), (LENGTHS, np.array(lengths, np.int32)), (IDS, np.array(flat, np.int32))]
 
 
 def verify_selftest(metadata: Mapping[str, Any], tokenizer: Any) -> list[str] | None:

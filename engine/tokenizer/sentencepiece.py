@@ -25,8 +25,6 @@ _CACHE_WORDS, _CACHE_LENGTH = 1 << 17, 64
 class SentencePieceBPE:
     """Encoder and decoder of plain text. Raises EngineError for a vocabulary that is damaged or cannot spell texts."""
 
-    lossless = True
-
     def __init__(self, vocab: Vocab, metadata: Mapping[str, Any]):
         scores = read_scores(metadata, len(vocab.tokens))
         self.vocab = vocab
@@ -40,6 +38,7 @@ class SentencePieceBPE:
         self._unknown = vocab.special.get("unk")
         if len(self._bytes) < 256 and self._unknown is None:
             raise EngineError("the vocabulary has neither tokens for all bytes nor one for unknown characters")
+        self.lossless = self.normalize.lossless and len(self._bytes) == 256
         inner = any("▁" in text.lstrip("▁") for text in self._ids)
         self._words = _WHOLE if inner else _WORDS
         self._cache: dict[str, list[int]] = {}

@@ -37,9 +37,15 @@ log = logging.getLogger(__name__)
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
 #: tokens of Gemma 4 that a reply shows, although they are special
-_GEMMA4_SHOWN = (
-    "<|channel> <channel|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|\"|>".split()
-)  # fmt: skip
+_GEMMA4_SHOWN = {
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|channel>",
+    "<channel|>",
+    '<|"|>',
+}
 
 
 def _keys(model: str, tokens: list[str], types: list[int], scores: list[float] | None = None) -> list[Pair]:

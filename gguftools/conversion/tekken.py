@@ -17,10 +17,11 @@ from gguftools.conversion.structure import MAX_VOCAB
 from gguftools.errors import GGUFError
 
 #: special tokens of files that name none, in the order of their ids
-_SPECIAL = (
-    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] "
-    "<pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
-).split()
+_SPECIAL_TEXTS = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
+_SPECIAL = dict(enumerate(_SPECIAL_TEXTS.split()))
 _IDS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _SPELLED = {byte: character for character, byte in BYTE_OF.items()}
 
@@ -58,7 +59,7 @@ _N_SPECIAL = "default_num_special_tokens"
 
 def _special(path: Path, found: Mapping[str, Any], n: int) -> list[str]:
     """Texts of the special tokens; unnamed ids are `<SPECIAL_20>`."""
-    named = dict(enumerate(_SPECIAL))
+    named = _SPECIAL
     if found.get("special_tokens"):
         try:
             named = {int(token["rank"]): str(token["token_str"]) for token in found["special_tokens"]}
