@@ -19,11 +19,13 @@ from gguftools.errors import GGUFError
 if TYPE_CHECKING:
     from gguftools.commands.inspect import describe as inspect
     from gguftools.conversion.run import convert
+    from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
-    from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.quantize_file import quantize
+    from gguftools.templates import render
+    from gguftools.vocabulary import open_vocabulary
 
 _LAZY = {
     "open": ("gguftools.gguf.reader", "GGUF"),
@@ -33,6 +35,8 @@ _LAZY = {
     "imatrix": ("gguftools.measure", "imatrix"),
     "perplexity": ("gguftools.measure", "perplexity"),
     "compare": ("gguftools.measure", "compare"),
+    "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
+    "render": ("gguftools.templates", "render"),
     "inspect": ("gguftools.commands.inspect", "describe"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
@@ -53,8 +57,10 @@ __all__ = [
     "inspect",
     "load",
     "open",
+    "open_vocabulary",
     "perplexity",
     "quantize",
+    "render",
 ]
 
 

@@ -20,9 +20,11 @@ from gguftools.commands.imatrix import imatrix
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.template import template
+from gguftools.commands.tokenize import tokenize
 from gguftools.errors import GGUFError
 
-COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect)
+COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect, tokenize, template)
 
 app = typer.Typer(
     name="gguftools",
@@ -59,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return app(arguments, standalone_mode=False, prog_name="gguftools") or 0
     except BaseException as error:
-        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(error, (SystemExit, typer.Exit)):
+        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(
+            error, (SystemExit, typer.Exit)
+        ):
             raise
         return _report(error)
 

@@ -37,15 +37,9 @@ log = logging.getLogger(__name__)
 _UNUSED_SCORE, _ADDED_SCORE = -10000.0, -1000.0
 
 #: tokens of Gemma 4 that a reply shows, although they are special
-_GEMMA4_SHOWN = {
-    "<|tool_response>",
-    "<tool_response|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|channel>",
-    "<channel|>",
-    '<|"|>',
-}
+_GEMMA4_SHOWN = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
 
 
 def _keys(model: str, tokens: list[str], types: list[int], scores: list[float] | None = None) -> list[Pair]:

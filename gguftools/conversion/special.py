@@ -1,4 +1,4 @@
-"""The special tokens of a model folder as metadata keys: their ids, which of them go around texts, what ends a reply."""
+"""The special tokens of a model folder as metadata keys: their ids, which go around texts, which end a reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral's tekken.json as metadata keys: a byte-level BPE whose tokens are byte strings in the order of their ranks."""
+"""Mistral's tekken.json as metadata keys: a byte-level BPE, its tokens byte strings in the order of their ranks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def tekken_keys(path: Path) -> list[Pair]:
     """The keys of a tekken.json. Raises GGUFError for a damaged file and an unknown pre-tokenizer."""
     found = load_json(path)
     config = found.get("config")
-    sizes = [config.get(key) if isinstance(config, dict) else None for key in ("default_vocab_size", _N_SPECIAL)]
-    if not isinstance(config, dict) or not all(type(size) is int and 0 < size <= MAX_VOCAB for size in sizes):
-        raise GGUFError(f"{path}: 'config' names no sizes; the file is damaged")
-    size, n_special = sizes
+    if not isinstance(config, dict):
+        raise GGUFError(f"{path}: has no 'config'; the file is damaged")
+    size, n_special = (_size(path, config, key) for key in ("default_vocab_size", "default_num_special_tokens"))
     patterns = (str(config.get("pattern")),)
     name = find(patterns, ignore_merges=True)
     if name is None:
@@ -54,7 +53,11 @@ def tekken_keys(path: Path) -> list[Pair]:
     ]
 
 
-_N_SPECIAL = "default_num_special_tokens"
+def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
+    size = config.get(key)
+    if type(size) is not int or not 0 < size <= MAX_VOCAB:
+        raise GGUFError(f"{path}: 'config.{key}' is {size!r}, expected a number of tokens; the file is damaged")
+    return size
 
 
 def _special(path: Path, found: Mapping[str, Any], n: int) -> list[str]:
