@@ -72,21 +72,20 @@ def _bound(seconds: int, n_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def main() -> None:
-    request = json.loads(sys.stdin.buffer.read())
-    _bound(request["seconds"], request["bytes"])
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         template = _environment().from_string(request["template"])
-        answer = {"texts": [_joined(template.generate(v), request["characters"]) for v in request["variables"]]}
+        return {"texts": [_joined(template.generate(v), request["characters"]) for v in request["variables"]]}
     except MemoryError:
-        answer = {"error": "it needs too much memory"}
+        return {"error": "it needs too much memory"}
     except RecursionError:
-        answer = {"error": "it calls itself without end"}
+        return {"error": "it calls itself without end"}
     except Exception as error:  # templates raise whatever their expressions do
         line = getattr(error, "lineno", None)
-        answer = {"error": f"{error or type(error).__name__}" + (f" (line {line})" if line else "")}
-    sys.stdout.write(json.dumps(answer))
+        return {"error": f"{error or type(error).__name__}" + (f" (line {line})" if line else "")}
 
 
 if __name__ == "__main__":
-    main()
+    request = json.loads(sys.stdin.buffer.read())
+    _bound(request["seconds"], request["bytes"])
+    sys.stdout.write(json.dumps(_answer(request)))

@@ -21,6 +21,7 @@ MERGE_SPACES = "tokenizer.ggml.remove_extra_whitespaces"
 
 #: nodes of a trie that are walked: damaged ones may have loops; SentencePiece's largest map has about 300,000
 _MAX_NODES = 1 << 19
+_MAX_KEY = 256  # bytes of a sequence that a map replaces
 
 
 class Normalizer:
@@ -124,6 +125,6 @@ def _keys(units: np.ndarray) -> list[tuple[bytes, int]]:
                 found.append((key, int(units[value]) & 0x7FFF_FFFF))
             todo.append((key, down))
             walked += 1
-            if walked > _MAX_NODES:
+            if walked > _MAX_NODES or len(key) > _MAX_KEY:
                 raise ValueError("a loop")
     return found

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import EngineError
 from engine.tokenizer.normalizer import Normalizer
 from engine.tokenizer.vocab import TokenType, Vocab, byte_tokens, escaped_piece, read_scores
 
@@ -23,7 +22,7 @@ _CACHE_WORDS, _CACHE_LENGTH = 1 << 17, 64
 
 
 class SentencePieceBPE:
-    """Encoder and decoder of plain text. Raises EngineError for a vocabulary that is damaged or cannot spell texts."""
+    """Encoder and decoder of plain text. Raises EngineError for scores or a normalizer that are damaged."""
 
     def __init__(self, vocab: Vocab, metadata: Mapping[str, Any]):
         scores = read_scores(metadata, len(vocab.tokens))
@@ -35,9 +34,7 @@ class SentencePieceBPE:
         self._ids = {text: i for text, i in vocab.ids.items() if vocab.types[i] in kinds}
         self._scores = {text: scores[i] for text, i in self._ids.items()}
         self._bytes = byte_tokens(vocab)
-        self._unknown = vocab.special.get("unk")
-        if len(self._bytes) < 256 and self._unknown is None:
-            raise EngineError("the vocabulary has neither tokens for all bytes nor one for unknown characters")
+        self._unknown = vocab.special["unk"]
         self.lossless = self.normalize.lossless and len(self._bytes) == 256
         inner = any("▁" in text.lstrip("▁") for text in self._ids)
         self._words = _WHOLE if inner else _WORDS
@@ -98,7 +95,7 @@ class SentencePieceBPE:
             i = self._ids.get(piece)
             if i is not None:
                 ids.append(i)
-            elif self._unknown is None or all(byte in self._bytes for byte in piece.encode()):
+            elif all(byte in self._bytes for byte in piece.encode()):
                 ids += [self._bytes[byte] for byte in piece.encode()]
             elif ids[-1:] != [self._unknown]:
                 ids.append(self._unknown)

@@ -19,7 +19,7 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def template(
-    file: Annotated[Path, typer.Argument(help="GGUF file or Hugging Face folder.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="GGUF file or model folder.", show_default=False)],
     messages: Annotated[
         Path | None,
         typer.Option(

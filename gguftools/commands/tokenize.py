@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def tokenize(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="GGUF file or Hugging Face folder.", show_default=False)
-    ],
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text.", show_default=False)] = None,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file or model folder.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text.", show_default=False)] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="Text file, UTF-8, read as it is.", show_default=False)
     ] = None,

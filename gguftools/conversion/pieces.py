@@ -196,6 +196,13 @@ def _token_types(folder: Folder, required: bool) -> list[Pair]:
     return [("tokenizer.ggml.token_type_count", n)] if type(n) is int and n >= 0 else []
 
 
+def unknown_id(folder: Folder) -> dict[str, int]:
+    """The id of the unknown token, by the kind's name, as far as the vocabulary itself names it."""
+    model = folder.tokenizer["model"]
+    i = model.get("unk_id") if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
+    return {"unk": i} if type(i) is int else {}
+
+
 def _tokens(folder: Folder, unknown: int | None = None) -> tuple[list[str], list[int]]:
     """Text and type of every id below the config's `vocab_size`."""
     path = folder.json

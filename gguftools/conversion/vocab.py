@@ -24,6 +24,7 @@ from gguftools.conversion.pieces import (
     normalizer_keys,
     sentencepiece_keys,
     unigram_keys,
+    unknown_id,
     wordpiece_keys,
 )
 from gguftools.conversion.special import ending_keys, special_keys, stripping_keys
@@ -117,7 +118,9 @@ def _body(found: Folder, kind: str, pre: str | None) -> tuple[list[Pair], dict[s
     if kind in _SENTENCEPIECE:
         body, model = sentencepiece_keys(found, found.path / kind)
         return body, model.special
-    return (tekken_keys(found.path / kind) if kind == "tekken.json" else _FROM_JSON[kind](found)), {}
+    if kind == "tekken.json":
+        return tekken_keys(found.path / kind), {}
+    return _FROM_JSON[kind](found), unknown_id(found)
 
 
 def _kind(found: Folder) -> str:
