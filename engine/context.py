@@ -28,7 +28,8 @@ class Context:
         """Take a header into the arena."""
         if self.used + TENSOR_OVERHEAD > self.mem_size:
             raise EngineError(
-                f"context full: a header needs {TENSOR_OVERHEAD} bytes, {self.mem_size - self.used} of {self.mem_size} are left"
+                f"context full: a header needs {TENSOR_OVERHEAD} bytes, "
+                f"{self.mem_size - self.used} of {self.mem_size} are left"
             )
         self.tensors.append(tensor)
         return tensor

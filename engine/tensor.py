@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import IntFlag
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,12 @@ from quant import Format
 MAX_DIMS = 4
 MAX_SRC = 10
 
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 
 
 class Flag(IntFlag):
@@ -37,7 +43,9 @@ class Tensor:
     bound, `offset` the place in it.
     """
 
-    __slots__ = ("buffer", "flags", "format", "name", "nb", "ne", "offset", "op", "params", "src", "view_offs", "view_src")
+    __slots__ = (
+        *("buffer", "flags", "format", "name", "nb", "ne", "offset", "op", "params", "src", "view_offs", "view_src"),
+    )
 
     def __init__(self, format: Format, ne: tuple[int, ...], nb: tuple[int, ...] | None = None, name: str = ""):
         self.format = format
@@ -46,7 +54,7 @@ class Tensor:
         self.name = name
         self.op: str | None = None
         self.params: tuple = ()
-        self.src: tuple[Tensor | None, ...] = ()
+        self.src: tuple[Any, ...] = ()  # tensors, None where an optional source is absent
         self.flags = Flag.NONE
         self.view_src: Tensor | None = None
         self.view_offs = 0
@@ -75,7 +83,9 @@ class Tensor:
         if self.n_elements == 0:
             return 0
         row = self.ne[0] // self.format.block_size
-        return self.format.type_size + (row - 1) * self.nb[0] + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:]))
+        return (
+            self.format.type_size + (row - 1) * self.nb[0] + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:]))
+        )
 
     @property
     def is_contiguous(self) -> bool:
@@ -91,7 +101,8 @@ class Tensor:
 
     def bind(self, buffer: np.ndarray, offset: int = 0) -> None:
         """Give the tensor its memory: a one-dimensional uint8 array and the place of the first byte in it."""
-        assert buffer.dtype == np.uint8 and buffer.ndim == 1
+        assert buffer.dtype == np.uint8
+        assert buffer.ndim == 1
         assert offset + self.nbytes <= buffer.size, (self, offset, buffer.size)
         self.buffer, self.offset = buffer, offset
 
@@ -104,7 +115,7 @@ class Tensor:
     def array(self) -> np.ndarray:
         """The data as a NumPy view, numbers or blocks, in NumPy's order and with the tensor's strides."""
         assert self.buffer is not None, f"{self!r} has no memory yet"
-        dtype = _DTYPES.get(self.format.name) or self.format.block
+        dtype: np.dtype = _DTYPES.get(self.format.name) or self.format.block
         shape = (*self.ne[:0:-1], self.ne[0] // self.format.block_size)
         return np.ndarray(shape, dtype, self.buffer, self.offset, self.nb[::-1])
 

@@ -58,7 +58,7 @@ class CpuExecutable:
             compiled = _kernel(n)
             self._keep.append(compiled)
             self._fill(self._records[i], n)
-            self._program[i] = compiled.address, self._records[i].ctypes.data  # type: ignore[attr-defined]
+            self._program[i] = compiled.address, self._records[i].ctypes.data
 
     def _fill(self, record: np.ndarray, n: Tensor) -> None:
         for which, tensor in enumerate((n, *n.src)):
@@ -69,7 +69,7 @@ class CpuExecutable:
         if n.op == "MUL_MAT":
             params = (tile_rows(n.ne[0], self._pool.threads),)
         elif n.op == "ATTENTION":
-            params = (*params, min(QUERY_TILE, n.src[0].ne[1]))  # type: ignore[union-attr]
+            params = (*params, min(QUERY_TILE, n.src[0].ne[1]))
         for i, value in enumerate(params):
             bits = np.float64(value).view(np.int64) if isinstance(value, float) else value
             record[layout.PARAMS + i] = bits
@@ -164,7 +164,10 @@ def _sgemm_address() -> int:
 @lru_cache(maxsize=1)
 def _yield_address() -> int:
     """Address of the system's call that gives up the processor."""
-    function = ctypes.windll.kernel32.SwitchToThread if sys.platform == "win32" else ctypes.CDLL(None).sched_yield  # type: ignore[attr-defined,unused-ignore]
+    if sys.platform == "win32":
+        function = ctypes.windll.kernel32.SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address

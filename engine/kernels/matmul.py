@@ -29,7 +29,11 @@ def mul_mat(tensor):
     def kernel(node, ith, nth, chunks):
         k, n, m = ne(node, 1, 0), ne(node, 1, 1), ne(node, 0, 1)
         n2, n3 = ne(node, 0, 2), ne(node, 0, 3)
-        if ne(node, 1, 2) * ne(node, 1, 3) == 1 and nb(node, 2, 2) == m * nb(node, 2, 1) and nb(node, 2, 3) == n2 * nb(node, 2, 2):
+        if (
+            ne(node, 1, 2) * ne(node, 1, 3) == 1
+            and nb(node, 2, 2) == m * nb(node, 2, 1)
+            and nb(node, 2, 3) == n2 * nb(node, 2, 2)
+        ):
             m, n2, n3 = m * n2 * n3, 1, 1  # one matrix for all: its rows are decoded once
         tile = param(node, 0)
         tiles = (n + tile - 1) // tile

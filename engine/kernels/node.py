@@ -255,7 +255,7 @@ def barrier(sync, nth):
     spins loses milliseconds to every preempted peer."""
     if nth == 1:
         return
-    passed = atomic_load(sync + 8 * PASSED)
+    passed: int = atomic_load(sync + 8 * PASSED)
     if atomic_add(sync + 8 * ARRIVED, 1) == nth - 1:
         atomic_store(sync + 8 * ARRIVED, 0)
         atomic_add(sync + 8 * PASSED, 1)

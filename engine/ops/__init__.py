@@ -9,6 +9,18 @@ from engine.ops.rotary import rope
 from engine.ops.views import cont, permute, reshape, transpose, view
 
 __all__ = [
-    "add", "attention", "cont", "get_rows", "mul", "mul_mat", "permute", "reshape", "rms_norm", "rope", "scale", "swiglu",
-    "transpose", "view",
+    "add",
+    "attention",
+    "cont",
+    "get_rows",
+    "mul",
+    "mul_mat",
+    "permute",
+    "reshape",
+    "rms_norm",
+    "rope",
+    "scale",
+    "swiglu",
+    "transpose",
+    "view",
 ]

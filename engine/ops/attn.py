@@ -14,7 +14,7 @@ QUERY_TILE = 64  # queries whose scores are held at a time
 def attention(ctx: Context, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
     """softmax(q k^T * scale + mask) v for every head and sequence (Vaswani et al. 2017, arXiv 1706.03762).
 
-    q: [d, n_tokens, n_head, n_seq]; k: [d, n_kv, n_head_kv, n_seq]; v: [dv, n_kv, n_head_kv, n_seq], all float32 rows of
+    q: [d, n_tokens, n_head, n_seq]; k: [d, n_kv, n_head_kv, n_seq]; v: [dv, n_kv, n_head_kv, n_seq], float32 rows of
     any strides; n_head is a multiple of n_head_kv. mask: float32 [n_kv, n_tokens], added to the scores; without one the
     attention is causal: token i sees keys 0 .. i + n_kv - n_tokens. Returns [dv, n_head, n_tokens, n_seq].
     """
@@ -44,7 +44,7 @@ def _attention(n: Tensor) -> np.ndarray:
 
 
 def _scratch(n: Tensor, threads: int) -> int:
-    return threads * min(QUERY_TILE, n.src[0].ne[1]) * n.src[1].ne[1] * 4  # type: ignore[union-attr]
+    return threads * min(QUERY_TILE, n.src[0].ne[1]) * n.src[1].ne[1] * 4
 
 
 OPS = (Op("ATTENTION", _attention, "engine.kernels.attn:attention", scratch=_scratch),)

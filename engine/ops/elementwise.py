@@ -51,5 +51,10 @@ OPS = (
     Op("ADD", lambda n: values(n.src[0]) + _repeated(n.src[1], n), "engine.kernels.elementwise:add", inplace=True),
     Op("MUL", lambda n: values(n.src[0]) * _repeated(n.src[1], n), "engine.kernels.elementwise:mul", inplace=True),
     Op("SCALE", lambda n: values(n.src[0]) * np.float32(n.params[0]), "engine.kernels.elementwise:scale", inplace=True),
-    Op("SWIGLU", lambda n: _silu(values(n.src[0])) * values(n.src[1]), "engine.kernels.elementwise:swiglu", inplace=True),
+    Op(
+        "SWIGLU",
+        lambda n: _silu(values(n.src[0])) * values(n.src[1]),
+        "engine.kernels.elementwise:swiglu",
+        inplace=True,
+    ),
 )

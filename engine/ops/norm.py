@@ -10,7 +10,7 @@ from engine.tensor import Tensor
 
 
 def rms_norm(ctx: Context, a: Tensor, eps: float) -> Tensor:
-    """a / sqrt(mean(a^2) + eps) along axis 0 (Zhang and Sennrich 2019, arXiv 1910.07467); the weight is a MUL of its own."""
+    """a / sqrt(mean(a^2) + eps) along axis 0 (Zhang and Sennrich 2019, arXiv 1910.07467); its weight is a MUL."""
     need(a.is_float_rows, "RMS_NORM", "float32 rows only", a)
     return node(ctx, "RMS_NORM", F32, a.ne, (a,), (float(eps),))
 

@@ -38,7 +38,13 @@ class Op:
 
 
 def node(
-    ctx: Context, op: str, format: Format, ne: tuple[int, ...], src: tuple[Tensor | None, ...], params: tuple = (), name: str = ""
+    ctx: Context,
+    op: str,
+    format: Format,
+    ne: tuple[int, ...],
+    src: tuple[Tensor | None, ...],
+    params: tuple = (),
+    name: str = "",
 ) -> Tensor:
     """A new header with an op. Nothing is computed."""
     tensor = ctx.add(Tensor(format, ne, name=name))

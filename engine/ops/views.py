@@ -9,7 +9,9 @@ from engine.ops.op import F32, Op, need, node, values
 from engine.tensor import Tensor, strides
 
 
-def _view(ctx: Context, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0, params: tuple = ()) -> Tensor:
+def _view(
+    ctx: Context, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0, params: tuple = ()
+) -> Tensor:
     tensor = ctx.add(Tensor(a.format, ne, nb))
     tensor.op, tensor.src, tensor.params = op, (a,), params
     tensor.view_src = a.view_src or a
@@ -31,7 +33,9 @@ def view(ctx: Context, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offs
     while len(full) < 4:
         full.append(full[-1] * ne[len(full) - 1])
     tensor = _view(ctx, "VIEW", a, ne, tuple(full), offset, (offset,))
-    need(offset >= 0 and offset + tensor.nbytes <= a.nbytes, "VIEW", f"{list(ne)} at byte {offset} leaves the tensor", a)
+    need(
+        offset >= 0 and offset + tensor.nbytes <= a.nbytes, "VIEW", f"{list(ne)} at byte {offset} leaves the tensor", a
+    )
     return tensor
 
 

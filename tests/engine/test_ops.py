@@ -1,4 +1,4 @@
-"""Every op on both backends: the NumPy definition against the compiled kernel, over shapes, formats and strided views."""
+"""Every op on both backends: the NumPy definition against the compiled kernel, over shapes, formats, strided views."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,9 @@ CASES = {
     "mul_mat batch": lambda c: ops.mul_mat(c.ctx, c.floats(32, 20, 2, 3), c.floats(32, 6, 4, 3)),
     "mul_mat folded": lambda c: ops.mul_mat(c.ctx, c.floats(32, 20), c.floats(32, 6, 4, 3)),
     "mul_mat views": lambda c: ops.mul_mat(c.ctx, swapped(c, 32, 5, 4), swapped(c, 32, 3, 8)),
-    "attention": lambda c: ops.attention(c.ctx, c.floats(32, 70, 4, 2), c.floats(32, 70, 2, 2), c.floats(32, 70, 2, 2), 0.2),
+    "attention": lambda c: ops.attention(
+        c.ctx, c.floats(32, 70, 4, 2), c.floats(32, 70, 2, 2), c.floats(32, 70, 2, 2), 0.2
+    ),
     "attention past": lambda c: ops.attention(c.ctx, c.floats(16, 3, 2), c.floats(16, 9, 2), c.floats(8, 9, 2), 0.25),
     "attention one": lambda c: ops.attention(c.ctx, c.floats(16, 1, 2), c.floats(16, 1, 2), c.floats(16, 1, 2), 0.25),
     "attention views": lambda c: ops.attention(
