@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -414,3 +415,13 @@ def test_several_ends_of_generation(listed, config, expected, tmp_path, caplog):
     assert ("99999" in caplog.text) == (99999 in (listed if isinstance(listed, list) else []))
     wanted = {i for i in (listed if isinstance(listed, list) else [listed]) if i < 800}
     assert from_metadata(keys).eog >= wanted
+
+
+def test_the_readme_names_all_kinds_and_pretokenizers():
+    from engine.tokenizer import KINDS
+    from engine.tokenizer.pretokenizers import CHARACTER_NAMES, PRETOKENIZERS
+
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    section = readme.read_text("utf-8").partition("## Tokenizers")[2].partition("\n## ")[0]
+    words = set(re.findall(r"[\w.-]*\w", section))
+    assert {*KINDS, *PRETOKENIZERS, *CHARACTER_NAMES} - words == set()
