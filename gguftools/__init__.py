@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import quantize
+    from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
     from gguftools.toolbox.dequantize import dequantize_file as dequantize
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gguftools.toolbox.inspect import describe as inspect
     from gguftools.toolbox.split import merge, split
     from gguftools.toolbox.verify import verify
+    from gguftools.vocabulary import open_vocabulary
 
 _LAZY = {
     "open": ("gguftools.gguf.reader", "GGUF"),
@@ -52,6 +54,8 @@ _LAZY = {
     "split": ("gguftools.toolbox.split", "split"),
     "verify": ("gguftools.toolbox.verify", "verify"),
     "check": ("gguftools.toolbox.check", "check"),
+    "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
+    "render": ("gguftools.templates", "render"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -79,8 +83,10 @@ __all__ = [
     "load",
     "merge",
     "open",
+    "open_vocabulary",
     "perplexity",
     "quantize",
+    "render",
     "split",
     "verify",
 ]

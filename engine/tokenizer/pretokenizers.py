@@ -137,6 +137,9 @@ TABLE = (
     ),
 )
 
+#: Names of vocabularies that merge the characters of whole lines instead of the bytes of words.
+CHARACTER_NAMES = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
+
 #: `tokenizer.ggml.pre` -> row
 PRETOKENIZERS: dict[str, PreTokenizer] = {name: row for row in TABLE for name in row.names}
 

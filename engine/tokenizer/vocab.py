@@ -6,6 +6,7 @@ Metadata is whatever a file says, so everything is checked here, once.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,10 +40,16 @@ SPECIAL_KEYS = {
     "sep": "tokenizer.ggml.seperator_token_id",  # spelled like this in the format
     "pad": "tokenizer.ggml.padding_token_id",
     "mask": "tokenizer.ggml.mask_token_id",
+    "cls": "tokenizer.ggml.cls_token_id",
     "fim_pad": "tokenizer.ggml.fim_pad_token_id",
     "fim_rep": "tokenizer.ggml.fim_rep_token_id",
     "fim_sep": "tokenizer.ggml.fim_sep_token_id",
 }
+
+#: All ids that end generation, where they are more than the keys above can name.
+EOS_IDS = "tokenizer.ggml.eos_token_ids"
+#: Ids of tokens that take the white space before or after them along, where the rules below do not say so.
+LSTRIP_IDS, RSTRIP_IDS = "gguftools.tokenizer.lstrip_token_ids", "gguftools.tokenizer.rstrip_token_ids"
 
 #: Special ids that end generation.
 _ENDING_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -68,7 +75,8 @@ _NOT_ENDING = (
 class Vocab:
     """tokens: text of each id, as the file spells it; types: TokenType of each; ids: text -> id;
     special: ids of special tokens by the names of SPECIAL_KEYS; eog: ids that end generation;
-    add_bos, add_eos: what the file says, or None; cuttable: special tokens in the order in which they are cut out."""
+    add_bos, add_eos: what the file says, or None; cuttable: special tokens in the order in which they are cut out;
+    lstrip, rstrip: ids of those that take the white space before or after them along."""
 
     tokens: list[str]
     types: list[int]
@@ -78,6 +86,8 @@ class Vocab:
     add_bos: bool | None
     add_eos: bool | None
     cuttable: tuple[int, ...]
+    lstrip: frozenset[int]
+    rstrip: frozenset[int]
 
     def cut(self, text: str, parse_special: bool) -> list[str | int]:
         """`text` as stretches of plain text and ids of special tokens, longest tokens cut first.
@@ -86,23 +96,30 @@ class Vocab:
         """
         parts: list[str | int] = [text] if text else []
         for i in self.cuttable:
-            token = self.tokens[i]
-            if token in text and (parse_special or self.types[i] == TokenType.USER_DEFINED):
-                parts = [piece for part in parts for piece in _cut_one(part, token, i)]
+            if (parse_special or self.types[i] == TokenType.USER_DEFINED) and self.tokens[i] in text:
+                parts = [piece for part in parts for piece in self._cut_one(part, i)]
         return parts
 
+    def _cut_one(self, part: str | int, i: int) -> list[str | int]:
+        token = self.tokens[i]
+        if isinstance(part, int) or token not in part:
+            return [part]
+        pieces: list[str | int] = []
+        stretches = part.split(token)
+        for n, stretch in enumerate(stretches):
+            if i in self.lstrip and n < len(stretches) - 1:
+                stretch = stretch.rstrip()
+            if i in self.rstrip and n:
+                stretch = stretch.lstrip()
+            pieces += ([i] if n else []) + ([stretch] if stretch else [])
+        return pieces
 
-def _cut_one(part: str | int, token: str, i: int) -> list[str | int]:
-    if isinstance(part, int) or token not in part:
-        return [part]
-    pieces: list[str | int] = []
-    for n, stretch in enumerate(part.split(token)):
-        pieces += ([i] if n else []) + ([stretch] if stretch else [])
-    return pieces
 
+def read_vocab(metadata: Mapping[str, Any], defaults: Mapping[str, int] | None = None) -> Vocab:
+    """The vocabulary of a model. `defaults`: special ids where the file names none.
 
-def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """The vocabulary of a model. Raises EngineError, naming the key, for what is missing, damaged or contradictory."""
+    Raises EngineError, naming the key, for what is missing, damaged or contradictory.
+    """
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(read_strings(metadata, "tokenizer.ggml.tokens"))]
     if not tokens:
         raise EngineError("key 'tokenizer.ggml.tokens' is empty: the file has no vocabulary")
@@ -112,11 +129,13 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
         raise EngineError(f"key 'tokenizer.ggml.tokens' has {twice!r} more than once: the file is damaged")
     types = _read_types(metadata, len(tokens))
     special = {name: i for name, key in SPECIAL_KEYS.items() if (i := _read_id(metadata, key, len(tokens))) is not None}
-    eog = _mark_endings(ids, types, special)
+    special = {name: i for name, i in (defaults or {}).items() if i < len(tokens)} | special
+    eog = _mark_endings(ids, types, special) | _read_ids(metadata, EOS_IDS, len(tokens))
+    lstrip, rstrip = _stripping(metadata, ids, types)
     cuttable = [i for i, t in enumerate(types) if t in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)]
     cuttable.sort(key=lambda i: len(tokens[i].encode()), reverse=True)
     add_bos, add_eos = (read_bool(metadata, f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos"))
-    return Vocab(tokens, types, ids, special, eog, add_bos, add_eos, tuple(cuttable))
+    return Vocab(tokens, types, ids, special, eog, add_bos, add_eos, tuple(cuttable), lstrip, rstrip)
 
 
 def _mark_endings(ids: dict[str, int], types: list[int], special: dict[str, int]) -> frozenset[int]:
@@ -133,6 +152,30 @@ def _mark_endings(ids: dict[str, int], types: list[int], special: dict[str, int]
             eog.discard(ids[texts[0]])
             types[ids[texts[0]]] = kind
     return frozenset(eog)
+
+
+#: Rules of llama.cpp for files that do not say which tokens strip: (key, part of its value in lower case, token).
+_LSTRIP_RULES = (
+    ("tokenizer.ggml.pre", "jina-v2-de jina-v2-es jina-v2-code mmbert", "<mask>"),
+    ("general.architecture", "nomic-bert-moe jina-bert-v3", "<mask>"),
+    ("general.name", "modern-bert", "[MASK]"),
+)
+#: Phi-3: all special tokens strip what follows, but for these.
+_RSTRIP_NAMES, _NOT_RSTRIP = ("phi-3", "phi3"), ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _stripping(
+    metadata: Mapping[str, Any], ids: dict[str, int], types: list[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Ids of tokens that take white space before and after them along: those that the file names, else by rules."""
+    lstrip, rstrip = (set(_read_ids(metadata, key, len(types))) for key in (LSTRIP_IDS, RSTRIP_IDS))
+    for key, names, token in _LSTRIP_RULES:
+        if token in ids and any(name in str(metadata.get(key, "")).lower() for name in names.split()):
+            lstrip.add(ids[token])
+    if any(name in str(metadata.get("general.name", "")).lower() for name in _RSTRIP_NAMES):
+        special = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        rstrip |= {i for text, i in ids.items() if types[i] in special and text not in _NOT_RSTRIP}
+    return frozenset(lstrip), frozenset(rstrip)
 
 
 def read_strings(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -158,14 +201,72 @@ def read_bool(metadata: Mapping[str, Any], key: str) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _read_types(metadata: Mapping[str, Any], n: int) -> list[int]:
-    key = "tokenizer.ggml.token_type"
+def read_scores(metadata: Mapping[str, Any], n: int) -> list[float]:
+    """`tokenizer.ggml.scores` of n tokens. Raises EngineError if they are missing, too few or not finite numbers."""
+    key = "tokenizer.ggml.scores"
+    scores = read_numbers(metadata, key, "iuf")
+    if scores.size < n:
+        raise EngineError(f"key '{key}' has {scores.size} entries for {n} tokens: the file is damaged")
+    if not np.isfinite(scores[:n]).all():
+        raise EngineError(f"key '{key}' holds values that are not finite: the file is damaged")
+    return scores[:n].tolist()
+
+
+def byte_tokens(vocab: Vocab) -> dict[int, int]:
+    """Byte -> id of the token `<0x0A>` that stands for it, as far as there are any."""
+    found = {}
+    for i, kind in enumerate(vocab.types):
+        if kind == TokenType.BYTE and (byte := byte_of(vocab.tokens[i])) is not None:
+            found[byte] = i
+    return found
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_of(token: str) -> int | None:
+    """The byte of a token of the form `<0x0A>`, None for others."""
+    found = _BYTE.fullmatch(token)
+    return int(found[1], 16) if found else None
+
+
+def escaped_piece(vocab: Vocab, i: int) -> bytes:
+    """The bytes of a token of a vocabulary that writes spaces as U+2581."""
+    token, kind = vocab.tokens[i], vocab.types[i]
+    if kind == TokenType.UNUSED:
+        return b""
+    if kind == TokenType.BYTE and (byte := byte_of(token)) is not None:
+        return bytes([byte])
+    return (token.replace("▁", " ") if kind == TokenType.NORMAL else token).encode()
+
+
+def read_numbers(metadata: Mapping[str, Any], key: str, kinds: str) -> np.ndarray:
+    """An array of numbers of these NumPy kinds, one axis. Raises EngineError if it is missing or something else."""
     value = metadata.get(key)
     if value is None:
+        raise EngineError(f"key '{key}' is missing: the file has no usable vocabulary")
+    numbers = None if isinstance(value, (str, bytes)) else np.asarray(value)
+    if numbers is None or numbers.ndim != 1 or numbers.dtype.kind not in kinds:
+        what = "numbers" if "f" in kinds else "whole numbers"
+        raise EngineError(f"key '{key}' is not an array of {what}: the file is damaged")
+    return numbers
+
+
+def _read_ids(metadata: Mapping[str, Any], key: str, n: int) -> frozenset[int]:
+    """A list of token ids; empty if it is not there."""
+    if metadata.get(key) is None:
+        return frozenset()
+    ids = read_numbers(metadata, key, "iu")
+    if not ((ids >= 0) & (ids < n)).all():
+        raise EngineError(f"key '{key}' holds ids that are not in the vocabulary of {n}: the file is damaged")
+    return frozenset(ids.tolist())
+
+
+def _read_types(metadata: Mapping[str, Any], n: int) -> list[int]:
+    key = "tokenizer.ggml.token_type"
+    if metadata.get(key) is None:
         return [TokenType.NORMAL] * n
-    types = None if isinstance(value, (str, bytes)) else np.asarray(value)
-    if types is None or types.ndim != 1 or types.dtype.kind not in "iu":
-        raise EngineError(f"key '{key}' is not an array of whole numbers: the file is damaged")
+    types = read_numbers(metadata, key, "iu")
     if types.size < n:
         raise EngineError(f"key '{key}' has {types.size} entries for {n} tokens: the file is damaged")
     return types[:n].tolist()

@@ -20,13 +20,16 @@ def convert(
     ] = None,
     outtype: Annotated[str, typer.Option(help="f32, f16, bf16, q8_0, or auto: that of the source.")] = "auto",
     pre: Annotated[str | None, typer.Option(help="Pre-tokenizer to name, instead of the one found.")] = None,
+    selftest: Annotated[
+        bool, typer.Option("--self-test", help="Also write texts and their token ids, which `check` compares.")
+    ] = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Convert a Hugging Face model (safetensors) to GGUF."""
     from gguftools.conversion.run import plan, write
 
-    conversion = plan(folder, outfile, outtype, pre)
+    conversion = plan(folder, outfile, outtype, pre, selftest)
     with progress("converting", conversion.n_bytes) as advance:
         write(conversion, threads, advance)
     summary = conversion.summary()

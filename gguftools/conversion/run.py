@@ -101,6 +101,7 @@ class Conversion:
             "name": keys["general.name"],
             "architecture": self.architecture,
             "outtype": self.outtype,
+            "vocabulary": keys["tokenizer.ggml.model"],
             "pre": keys["tokenizer.ggml.pre"],
             "tensors": len(self.items),
             "weights": self.n_weights,
@@ -116,13 +117,14 @@ def convert(
     pre: str | None = None,
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
+    selftest: bool = False,
 ) -> Conversion:
     """Convert a Hugging Face folder to a GGUF file; the bytes are those that llama.cpp's converter writes.
 
     output: a file, in whose name `{outtype}` stands for the type; a folder; or None for the model's own folder; a name
     is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source. pre: name of the
     pre-tokenizer, instead of the one found. threads: None means all cores. progress: called with the number of bytes
-    of tensors that are written.
+    of tensors that are written. selftest: also write texts with the ids that they must give (`engine.tokenizer`).
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +135,7 @@ def convert(
     Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
     and for weights that are not finite or do not fit the type; then no file is left behind.
     """
-    conversion = plan(source, output, outtype, pre)
+    conversion = plan(source, output, outtype, pre, selftest)
     write(conversion, threads, progress)
     return conversion
 
@@ -143,6 +145,7 @@ def plan(
     output: str | os.PathLike | None = None,
     outtype: str = "auto",
     pre: str | None = None,
+    selftest: bool = False,
 ) -> Conversion:
     """What `convert` would do. Reads no weights; raises all that `convert` does but for weights."""
     folder = Path(source)
@@ -172,7 +175,7 @@ def plan(
         ("general.file_type", file_type),
         *own,
         ("general.quantization_version", QUANTIZATION_VERSION),
-        *vocab_keys(folder, config, pre),
+        *vocab_keys(folder, config, pre, selftest),
     ]
     path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
     inputs = [*checkpoint.files, *folder.glob("*.json")]

@@ -58,7 +58,18 @@ def with_tokens(*texts, types=None, **changes):
     return metadata(tokens=[*keys["tokenizer.ggml.tokens"], *texts], token_type=kinds, **changes)
 
 
-@pytest.mark.parametrize("name", ["deepseek-coder", "falcon", "gpt-2", "llama-bpe", "qwen2"])
+GOLDEN = {
+    "bert-bge": "WordPiece",
+    "deepseek-coder": "byte-level BPE",
+    "falcon": "byte-level BPE",
+    "gpt-2": "byte-level BPE",
+    "llama-bpe": "byte-level BPE",
+    "llama-spm": "SentencePiece BPE",
+    "qwen2": "byte-level BPE",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
 def test_real_vocabularies(name):
     from gguftools.gguf import GGUF
 
@@ -66,11 +77,34 @@ def test_real_vocabularies(name):
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     t = from_metadata(GGUF(path).metadata)
-    cases = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    assert len(cases) > 40
+    assert t.kind == GOLDEN[name]
+    cases = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    assert len(cases) == 46
     for case in cases:
         assert t.tokenize(case["text"], add_special=False) == case["ids"], case["text"]
-        assert t.detokenize(case["ids"]) == case["text"]
+        assert t.detokenize(case["ids"]) == case["text"] or not t.lossless
+
+
+#: vocabularies of llama.cpp that have texts and ids beside them
+_NAMES = (
+    "bert-bge command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 llama-bpe llama-spm mpt phi-3 qwen2 qwen35 "
+    "refact starcoder"
+)
+LLAMA_CPP = _NAMES.split()
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP)
+def test_vocabularies_of_llama_cpp(name, llama_cpp_models):
+    from gguftools.gguf import GGUF
+
+    path = llama_cpp_models / f"ggml-vocab-{name}.gguf"
+    t = from_metadata(GGUF(path).metadata)
+    texts = Path(f"{path}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{path}.out").read_text().split("\n")
+    assert len(texts) > 45
+    for text, line in zip(texts, lines):
+        assert t.tokenize(text, add_special=False) == [int(i) for i in line.split()], text
+        assert t.detokenize(t.tokenize(text)) == text or not t.lossless
 
 
 def test_large_text():
@@ -219,9 +253,18 @@ TOKENS = metadata()["tokenizer.ggml.tokens"]
 
 DAMAGED = {
     "no model": ({"model": None}, "tokenizer.ggml.model' is missing"),
-    "SentencePiece": ({"model": "llama"}, "'llama' .SentencePiece"),
-    "unknown model": ({"model": "nonsense"}, "'nonsense'"),
-    "model is a number": ({"model": 3}, "is 3"),
+    "no scores": ({"model": "llama"}, "scores' is missing"),
+    "scores too short": ({"model": "llama", "scores": [0.0]}, "1 entries for 2048"),
+    "scores are text": ({"model": "llama", "scores": ["a"] * 2048}, "not an array of numbers"),
+    "scores are not finite": ({"model": "llama", "scores": [float("nan")] * 2048}, "not finite"),
+    "RWKV": ({"model": "rwkv"}, "'rwkv' .RWKV"),
+    "PLaMo": ({"model": "plamo2"}, "'plamo2' .PLaMo"),
+    "no vocabulary": ({"model": "no_vocab"}, "no vocabulary"),
+    "unknown model": ({"model": "nonsense"}, "'nonsense'.*there are gpt2"),
+    "model is a number": ({"model": 3}, "is '3'"),
+    "eos list": ({"eos_token_ids": [1, 5000]}, "not in the vocabulary of 2048"),
+    "eos list is text": ({"eos_token_ids": "1"}, "not an array"),
+    "tokens are bytes": ({"tokens": [b"a", b"b"]}, "not an array of strings"),
     "unknown pre": ({"pre": "qwen"}, "'qwen'.*qwen2"),
     "pre is a list": ({"pre": ["a"]}, "tokenizer.ggml.pre"),
     "no tokens": ({"tokens": None}, "tokens' is missing"),

@@ -312,7 +312,7 @@ REFUSED = {
     "Unigram": ({"tokenizer": tokenizer_json(model={"type": "Unigram", "vocab": []})}, "Unigram"),
     "byte fallback": (
         {"tokenizer": tokenizer_json(model={"type": "BPE", "byte_fallback": True, "vocab": {}})},
-        "SentenceP",
+        "merges",
     ),
     "normalizer": ({"tokenizer": tokenizer_json(normalizer={"type": "Lowercase"})}, "Lowercase"),
 }
