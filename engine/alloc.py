@@ -165,10 +165,10 @@ def plan(
         if tensor.buffer is None and tensor.view_src is None:
             planner.place(tensor)
     for i, node in enumerate(graph.nodes):
-        outside = node.buffer is not None and node not in planner.owned  # memory from elsewhere, as of a parameter
-        if node.view_src is None and node not in planner.owned and not outside:
-            if not (inplace and OPS[node.op].inplace and planner.take_over(node)):
-                planner.place(node)
+        outside = node.op is None and node.buffer is not None  # a parameter with memory of its own
+        unplaced = node.view_src is None and node not in planner.owned and not outside
+        if unplaced and not (inplace and OPS[node.op].inplace and planner.take_over(node)):
+            planner.place(node)
         planner.done(i, node)
     result = planner.result
     result.sizes = [[chunk.size for chunk in space.chunks] for space in planner.spaces]
@@ -278,6 +278,7 @@ class Allocator:
 
     def reserve(self, graph: Graph, buffer_of: Callable[[Tensor], int] = lambda tensor: 0) -> Plan:
         """Plan for `graph`, the largest that will come, and get the memory. Binds nothing."""
+        self._unbind(graph)
         found = plan(graph, inplace=self.inplace, kinds=self.kinds, buffer_of=buffer_of)
         self.plan, self.planned = found, self.planned + 1
         self._slots = [
@@ -294,6 +295,7 @@ class Allocator:
 
     def allocate(self, graph: Graph, buffer_of: Callable[[Tensor], int] = lambda tensor: 0) -> Plan:
         """Bind every tensor of `graph` to its place; the last plan is used again if the graph fits it."""
+        self._unbind(graph)
         if self._fits(graph, buffer_of):
             self.reapplied += 1
             tensors = zip((*graph.leafs, *graph.nodes), self._slots or ())
@@ -306,13 +308,20 @@ class Allocator:
         bind_views(graph)
         return self.plan
 
+    def _unbind(self, graph: Graph) -> None:
+        """Leafs that an earlier plan of ours placed are to be placed anew."""
+        held = {id(arena) for arena in self._arenas.values()}
+        for leaf in graph.leafs:
+            if leaf.buffer is not None and id(leaf.buffer) in held:
+                leaf.buffer = leaf.backend = None
+
     def _fits(self, graph: Graph, buffer_of: Callable[[Tensor], int]) -> bool:
         """The same ops in the same order, nothing larger, and nothing read later than it was planned to live."""
         if self._slots is None or self._shape != (len(graph.leafs), len(graph.nodes)):
             return False
         slot_of = dict(zip((*graph.leafs, *graph.nodes), self._slots))
         for tensor, slot in slot_of.items():
-            bound = tensor.view_src is not None or (tensor.buffer is not None and slot.place is None)
+            bound = tensor.view_src is not None or (tensor.op is None and tensor.buffer is not None)
             if tensor.op != slot.op or bound != (slot.place is None):
                 return False
             if slot.place is not None and (tensor.nbytes > slot.size or buffer_of(tensor) != slot.place.buffer):
@@ -320,7 +329,7 @@ class Allocator:
         for i, node in enumerate(graph.nodes):
             for source in node.src:
                 root = None if source is None else source.view_src or source
-                if root in slot_of and slot_of[root].place is not None and slot_of[root].last_use < i:  # type: ignore[index]
+                if root in slot_of and slot_of[root].place is not None and slot_of[root].last_use < i:
                     return False
         return True
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from engine.ops import kinds
 from engine.tensor import Flag, Tensor
@@ -21,7 +23,7 @@ class Fused:
 
     op: str
     result: Tensor
-    src: tuple[Tensor | None, ...]
+    src: tuple[Any, ...]
     params: tuple
     writes: tuple[Tensor, ...] = ()
 
@@ -60,13 +62,15 @@ def _droppable(group: Sequence[Tensor], pattern: Pattern, use_counts: Mapping[Te
             continue
         if use_counts.get(node, 0) != 1 or node.flags & Flag.OUTPUT or node.view_src is not None:
             return False
-    return all(before in after.src for before, after in zip(group, group[1:]))
+    return all(before in after.src for before, after in pairwise(group))
 
 
 def _apart(fused: Fused) -> bool:
     written = (fused.result, *fused.writes)
     everything = (*written, *(s for s in fused.src if s is not None))
-    return all(a is b or _disjoint(a, b) or (a.address == b.address and a.same_layout(b)) for a in written for b in everything)
+    return all(
+        a is b or _disjoint(a, b) or (a.address == b.address and a.same_layout(b)) for a in written for b in everything
+    )
 
 
 def _disjoint(a: Tensor, b: Tensor) -> bool:

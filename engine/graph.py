@@ -10,7 +10,10 @@ from engine.errors import EngineError
 from engine.tensor import Flag, Tensor
 
 DEFAULT_SIZE = 2048  # nodes
-GRAPH_HEADER, NODE_ENTRY = 80, 40  # bytes in an arena: of the graph, and a node's places in list, leafs, table and counts
+GRAPH_HEADER, NODE_ENTRY = (
+    80,
+    40,
+)  # bytes in an arena: of the graph, and a node's places in list, leafs, table and counts
 _uids = itertools.count(1)
 
 

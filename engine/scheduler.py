@@ -391,8 +391,8 @@ def _share_memory(tensor: Tensor, other: Tensor) -> None:
 
 
 def by_layer(names: Sequence[str]) -> Callable[[str, int], str]:
-    """A rule that spreads the layers of a model evenly: (tensor name, number of layers) -> backend. Tensors outside of the
-    layers go to the last one."""
+    """A rule that spreads the layers of a model evenly: (tensor name, number of layers) -> backend. Tensors outside of
+    the layers go to the last one."""
 
     def rule(tensor: str, n_layer: int) -> str:
         if not tensor.startswith("blk."):

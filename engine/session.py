@@ -102,7 +102,9 @@ class Session:
             out[lo : lo + HEAD_ROWS] = self.head(hidden[lo : lo + HEAD_ROWS])
         return out
 
-    def hidden(self, windows: np.ndarray, first: int = 0, last: int | None = None, observe: Observer | None = None) -> np.ndarray:
+    def hidden(
+        self, windows: np.ndarray, first: int = 0, last: int | None = None, observe: Observer | None = None
+    ) -> np.ndarray:
         """Normalised hidden states of positions first..last-1 of each window: float32 [n_windows * positions, n_embd].
 
         windows: int [n_windows, n_tokens], independent sequences of equal length. observe: see Observer; it is called
@@ -132,7 +134,10 @@ class Session:
     def check_context(self, n_ctx: int) -> None:
         """Raises EngineError for windows longer than the model was trained for."""
         if n_ctx > self.n_ctx_train:
-            raise EngineError(f"a context of {n_ctx} is beyond the {self.n_ctx_train} tokens that the model was trained for; use a smaller -c")
+            raise EngineError(
+                f"a context of {n_ctx} is beyond the {self.n_ctx_train} tokens that the model was trained for; "
+                "use a smaller -c"
+            )
 
     def _need_weights(self) -> None:
         if self._vocab_only:
@@ -146,7 +151,7 @@ class Session:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise EngineError(f"token id {bad} is outside of the vocabulary of {self.n_vocab}")
-        return windows.shape  # type: ignore[return-value]
+        return windows.shape
 
     def _bind(self, tensors: Mapping[str, WeightView]) -> dict[str, Tensor]:
         """Headers over the file's bytes, checked against what the family expects."""
@@ -213,10 +218,10 @@ def _observing(observe: Observer):
     """An evaluation callback that hands every matrix product's input to `observe`."""
 
     def callback(node: Tensor, ask: bool) -> bool:
-        wanted = node.op == "MUL_MAT" and node.src[0].op is None  # type: ignore[union-attr]
+        wanted = node.op == "MUL_MAT" and node.src[0].op is None
         if wanted and not ask:
             weight, x = node.src[:2]
-            observe(weight.name, x.array().reshape(-1, x.ne[0]))  # type: ignore[union-attr]
+            observe(weight.name, x.array().reshape(-1, x.ne[0]))
         return wanted
 
     return callback

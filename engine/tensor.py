@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import IntFlag
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,12 @@ MAX_PARAMS = 16  # numbers that an op may carry
 EMPTY_OPS = frozenset((None, "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"))
 
 #: Formats that NumPy has as numbers.
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 
 
 class Flag(IntFlag):
@@ -50,8 +56,9 @@ class Tensor:
     """
 
     __slots__ = (
-        "backend", "buffer", "flags", "format", "name", "nb", "ne", "offset", "op", "params", "src", "view_offs", "view_src",
-    )  # fmt: skip
+        *("backend", "buffer", "flags", "format", "name", "nb", "ne", "offset", "op", "params", "src", "view_offs"),
+        "view_src",
+    )
 
     def __init__(self, format: Format, ne: tuple[int, ...], nb: tuple[int, ...] | None = None, name: str = ""):
         self.format = format
@@ -60,7 +67,7 @@ class Tensor:
         self.name = name
         self.op: str | None = None
         self.params: tuple = ()
-        self.src: tuple[Tensor | None, ...] = ()
+        self.src: tuple[Any, ...] = ()  # tensors, None where an optional source is absent
         self.flags = Flag.NONE
         self.view_src: Tensor | None = None
         self.view_offs = 0
@@ -90,7 +97,9 @@ class Tensor:
         if not all(self.ne):
             return 0
         row = self.ne[0] // self.format.block_size
-        return self.format.type_size + (row - 1) * self.nb[0] + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:]))
+        return (
+            self.format.type_size + (row - 1) * self.nb[0] + sum((n - 1) * b for n, b in zip(self.ne[1:], self.nb[1:]))
+        )
 
     @property
     def is_contiguous(self) -> bool:
@@ -143,7 +152,7 @@ class Tensor:
     def array(self) -> np.ndarray:
         """The data as a NumPy view, numbers or blocks, in NumPy's order and with the tensor's strides."""
         assert self.buffer is not None, f"{self!r} has no memory yet"
-        dtype = DTYPES.get(self.format.name) or self.format.block
+        dtype: np.dtype = DTYPES.get(self.format.name) or self.format.block
         shape = (*self.ne[:0:-1], self.ne[0] // self.format.block_size)
         return np.ndarray(shape, dtype, self.buffer, self.offset, self.nb[::-1])
 

@@ -19,10 +19,10 @@ from gguftools.errors import GGUFError
 if TYPE_CHECKING:
     from gguftools.commands.inspect import describe as inspect
     from gguftools.conversion.run import convert
+    from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
-    from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.quantize_file import quantize
 
 _LAZY = {

@@ -59,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return app(arguments, standalone_mode=False, prog_name="gguftools") or 0
     except BaseException as error:
-        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(error, (SystemExit, typer.Exit)):
+        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(
+            error, (SystemExit, typer.Exit)
+        ):
             raise
         return _report(error)
 

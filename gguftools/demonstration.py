@@ -26,7 +26,7 @@ from quant.mixes import get_preset
 if TYPE_CHECKING:
     from engine.evaluate import Evaluation
 
-TYPES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
+TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 CHUNKS = 64
 _DATA = Path(__file__).parent / "data"
 _TRAINED_WINDOW = 256  # tokens: what the model of the package was trained on
@@ -125,8 +125,8 @@ def demo(
 @contextlib.contextmanager
 def _folder(out: str | os.PathLike | None) -> Iterator[Path]:
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="gguftools-") as folder:
-            yield Path(folder)
+        with tempfile.TemporaryDirectory(prefix="gguftools-") as temporary:
+            yield Path(temporary)
         return
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

@@ -41,7 +41,7 @@ def write_imatrix(path: str | os.PathLike, imatrix: IMatrix, inputs: Iterable[st
 
 
 def read_imatrix(path: str | os.PathLike) -> IMatrix:
-    """Read a matrix. Raises GGUFError for a file that is damaged, of another kind, or holds values that are not finite."""
+    """Read a matrix. Raises GGUFError for a file that is damaged, of another kind, or holding NaN or infinities."""
     path = Path(path)
     with GGUF(path) as f:
         kind = f.metadata.get("general.type")
@@ -69,14 +69,18 @@ def _entry(path: Path, name: str, tensors) -> Entry:
     if counts.shape != (len(squares), 1) or (sums is not None and sums.shape != squares.shape):
         raise GGUFError(f"{path}: '{name}' has sums and counts that do not fit: the file is damaged, collect it again")
     if (squares < 0).any() or (counts < 0).any():
-        raise GGUFError(f"{path}: '{name}' has negative sums of squares or counts: the file is damaged, collect it again")
+        raise GGUFError(
+            f"{path}: '{name}' has negative sums of squares or counts: the file is damaged, collect it again"
+        )
     return Entry(squares, np.rint(counts[:, 0]).astype(np.int64), sums)
 
 
 def _values(path: Path, view: TensorView) -> np.ndarray:
     """float64 [n_mat, n]."""
     if view.format.name != "F32" or not view.shape or view.size == 0:
-        raise GGUFError(f"{path}: '{view.name}' is {view.format} {list(view.shape)}, expected F32 rows: the file is damaged")
+        raise GGUFError(
+            f"{path}: '{view.name}' is {view.format} {list(view.shape)}, expected F32 rows: the file is damaged"
+        )
     values = view.data.view("<f4").reshape(-1, view.shape[-1]).astype(np.float64)
     if not np.isfinite(values).all():
         raise GGUFError(f"{path}: '{view.name}' holds values that are not finite; collect the importance matrix again")

@@ -27,7 +27,7 @@ class Format:
     (block -> float32 [block_size]), `quantize(x, blocks)` and `quantize_weighted(x, w, blocks)` (one row: float32 [n],
     importance float32 [n], blocks [n / block_size]). A format that cannot be written without importance has
     `quantize = None`; one that ignores importance has `quantize_weighted = None`. A format that searches in tables too
-    large to be compiled into its kernels also has `tables()`, a tuple of arrays; both quantizers take it as last argument.
+    large to be compiled into its kernels also has `tables()`, a tuple of arrays, the last argument of both quantizers.
     """
 
     name: str

@@ -5,7 +5,7 @@ the kernel's package, and of those below it, and of the versions that code gener
 them means a new folder.
 The folder is set for our kernels only; other numba code in the process keeps its own.
 
-No fastmath in `kernel`: quantizers must give the reference's bytes, and those come from strict float32 in a fixed order.
+No fastmath in `kernel`: quantizers must give the reference's bytes, which come from strict float32 in a fixed order.
 It is switched off by name, since a function otherwise takes over the setting of whoever calls it first.
 """
 
@@ -17,9 +17,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numba
-from numba.core import config
+from numba.core import config as numba_config
+from numba.core.caching import IndexDataCacheFile
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 from platformdirs import user_cache_path
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +31,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 #: package -> packages whose sources its kernels are made of
 _SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
+
+
+config: Any = numba_config  # its settings are made at run time, unknown to type checkers
 
 
 @lru_cache
@@ -43,8 +50,23 @@ def cache_folder(package: str = "quant") -> Path:
     return base / f"{package}-{digest.hexdigest()[:16]}"
 
 
+class _CacheFile(IndexDataCacheFile):
+    """numba's cache of one function, safe for processes that fill it at the same time.
+
+    numba numbers the files of machine code by what it finds in the index: two processes can give one number to
+    different code, and a third then runs what it did not ask for. Here a file is named after what is in it, and written
+    before the index names it; what a lost entry costs is one compilation.
+    """
+
+    def save(self, key, data):
+        name = f"{self._index_name.removesuffix('.nbi')}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
+        self._save_data(name, data)
+        self._save_index(self._load_index() | {key: name})
+
+
 @contextmanager
 def _cache_of(function: Callable):
+    """numba's cache folder is the one of the function's package."""
     before = config.CACHE_DIR
     config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
     try:
@@ -53,30 +75,39 @@ def _cache_of(function: Callable):
         config.CACHE_DIR = before
 
 
+def _cached(compiled: Any, function: Callable):
+    """Turn the cache of a dispatcher or a native function on."""
+    with _cache_of(function):
+        compiled.enable_caching()
+    cache = compiled._cache
+    locator = cache._impl.locator
+    cache._cache_file = _CacheFile(cache._cache_path, cache._impl.filename_base, locator.get_source_stamp())
+    return compiled
+
+
 #: What the engine's kernels may do with sums; infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def kernel(function: Callable) -> Callable:
     """Compile `function` for each argument types on first call; cached on disk; runs without the GIL."""
-    with _cache_of(function):
-        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False)(function)
+    return _cached(numba.njit(nogil=True, error_model="numpy", fastmath=False)(function), function)
 
 
 def fast_kernel(function: Callable) -> Callable:
     """As `kernel`, but sums may be reordered and multiply-adds contracted: for the engine, never for quantizers."""
-    with _cache_of(function):
-        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)(function)
+    return _cached(numba.njit(nogil=True, error_model="numpy", fastmath=_FAST)(function), function)
 
 
 def fast_inline(function: Callable) -> Callable:
     """As `fast_kernel`, but copied into its callers. For sums: a function of its own may be compiled once more in each
     caller, with another order of the sum, and then results depend on which copy the linker meets first."""
-    with _cache_of(function):
-        return numba.njit(inline="always", nogil=True, error_model="numpy", fastmath=_FAST)(function)
+    return numba.njit(inline="always", nogil=True, error_model="numpy", fastmath=_FAST)(function)
 
 
 def native(signature, function: Callable):
     """Compile `function` to machine code at once, for calls through its `.address`; cached on disk."""
-    with _cache_of(function):
-        return numba.cfunc(signature, cache=True, error_model="numpy", fastmath=_FAST)(function)
+    options = {"error_model": "numpy", "fastmath": _FAST}
+    compiled = _cached(CFunc(function, normalize_signature(signature), locals={}, options=options), function)
+    compiled.compile()
+    return compiled

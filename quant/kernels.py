@@ -4,6 +4,8 @@
 all formats and is cached on disk (passing kernels as arguments would recompile in every process).
 """
 
+from types import ModuleType
+
 import numpy as np
 from numba import types
 from numba.extending import overload
@@ -12,7 +14,7 @@ from quant.formats import FORMATS
 from quant.jit import kernel
 
 
-def _module_of(block) -> object | None:
+def _module_of(block) -> ModuleType | None:
     """The kernels for a numba type, if it is the record type of one of our blocks."""
     if not isinstance(block, types.Record):
         return None

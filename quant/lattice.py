@@ -49,12 +49,12 @@ class Work(NamedTuple):
     signs: np.ndarray  # uint8 [32], bit i: weight i of 8 is negative
     scales: np.ndarray  # float32 [256 / group], not negative
     weight: np.ndarray  # float32 [256]
-    magnitude: np.ndarray  # float32 [group]
-    root: np.ndarray  # float32 [group], square roots of the weights
+    magnitude: np.ndarray  # float32 [256]
+    root: np.ndarray  # float32 [256], square roots of the weights
     plain: np.ndarray  # uint8 [group], levels of the plain search
-    tried: np.ndarray  # int32 [group / dims, tries], codes
-    off: np.ndarray  # int32 [tries], bit k: vector k was not on the grid
-    floats: np.ndarray  # float32 [4, tries], inverse scales, scales and two sums
+    tried: np.ndarray  # int32 [group / dims, width], codes; width: tries, filled up to whole vectors
+    off: np.ndarray  # int32 [width], bit k: vector k was not on the grid
+    floats: np.ndarray  # float32 [4, width], inverse scales, scales and two sums
 
 
 _NONE = np.uint64(0x7F7FFFFF) << np.uint64(32)  # a key above that of every distance below the largest float32
@@ -136,7 +136,7 @@ def nearest_level(scale, inverse, top):
 
 @kernel
 def fold_signs(x, weight, even, magnitude, signs):
-    """x = signs * magnitude: signs get a byte per 8 weights (bit i: weight i is negative). Returns the largest magnitude.
+    """x = signs * magnitude: signs get a byte per 8 weights (bit i: weight i is negative).
 
     With `even`, a byte has an even number of ones, so that its top bit needs no room: where the number is odd, the
     weight with the least weight * x^2 gets the other sign, and so a negative magnitude.
@@ -160,10 +160,6 @@ def fold_signs(x, weight, even, magnitude, signs):
             magnitude[8 * k + at] = -magnitude[8 * k + at]
             byte ^= 1 << at
         signs[k] = byte
-    largest = magnitude[0]
-    for j in range(1, x.size):
-        largest = max(largest, magnitude[j])
-    return largest
 
 
 @kernel
@@ -183,26 +179,38 @@ def iq2_value(code, signs, i):
     return -q if (signs >> np.int32(i)) & np.int32(1) else q
 
 
+@kernel
+def _cost(scale, q, x, w):
+    diff = scale * q - x
+    return w * diff * diff
+
+
 def _point_kernels(dims: int, bits: int, levels: int):
     """The kernels that depend on the shape of a point: `nearest_point`, `encode` and `add_sums`."""
     full = (1 << bits) - 1
 
     @kernel
-    def nearest_point(near, at, x, w, first, scale, step, base):
-        """Code of a point for x[first : first + dims]: of the list at near[at] the first with the least distance.
+    def nearest_point(near, list_at, x, w, first, scale, step, base):
+        """Code of a point for x[first : first + dims]: of the list at near[list_at] the first with the least distance.
 
         The distance is the sum of w * (scale * q - x)^2, q = step * level + base. Where none is below the largest
         float32 (the reference aborts) the list's first point is taken.
         """
         best = _NONE
-        start = np.uint64(at) + np.uint64(1)  # unsigned: with a check for wraparound LLVM would not vectorize
-        for n in range(np.uint64(near[at])):
+        start = np.uint64(list_at) + np.uint64(1)  # unsigned: with a check for wraparound LLVM would not vectorize
+        for n in range(np.uint64(near[list_at])):
             code = np.int32(near[start + n])
             total = np.float32(0)
             for i in range(dims):
-                q = step * np.float32((code >> np.int32(bits * i)) & np.int32(full)) + base
-                diff = scale * q - x[first + np.uint64(i)]
-                total += w[first + np.uint64(i)] * diff * diff
+                at = first + np.uint64(i)
+                level = (code >> np.int32(bits * i)) & np.int32(full)
+                if levels == 3:  # three costs per weight, computed before the loop
+                    cost0 = _cost(scale, base, x[at], w[at])
+                    cost1 = _cost(scale, step + base, x[at], w[at])
+                    cost2 = _cost(scale, step + step + base, x[at], w[at])
+                    total += cost0 if level == 0 else (cost1 if level == 1 else cost2)
+                else:
+                    total += _cost(scale, step * np.float32(level) + base, x[at], w[at])
             # distances are not negative, so their bits are in their order, and NaN is above all
             best = min(best, (np.uint64(bits_of(total)) << np.uint64(32)) | n)
         return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
@@ -247,7 +255,7 @@ nearest_point4, _encode4, _add_sums4 = _point_kernels(4, 3, 8)
 
 
 @kernel
-def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, codes, off, sum_qx, sum_q2):
+def _try_scales(x, weight, root, dims, which, tries, inverse, scales, index, near, codes, off, sum_qx, sum_q2):
     """codes[k, t] = points for the vectors in `which` at scales[t]; off[t] = those off the grid; and the sums."""
     two, one = np.float32(2), np.float32(1)
     if dims == 8:
@@ -259,7 +267,7 @@ def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, code
         if not (which >> k) & 1:
             continue
         first = np.uint64(dims * k)
-        for t in range(inverse.size):
+        for t in range(tries):
             at = index[codes[k, t]]
             if at < 0:
                 off[t] |= np.int32(1 << k)
@@ -274,7 +282,7 @@ def _try_scales(x, weight, root, dims, which, inverse, scales, index, near, code
 
 
 @kernel
-def _search_scale(x, weight, largest, scale, method, tables, work, codes):
+def _search_scale(x, weight, root, largest, scale, method, index, near, tried, off, floats, codes):
     """Scale of a group of magnitudes, x ~ scale * q with q odd, by least weighted squares; codes get its points.
 
     largest: what the tries' numerators are divided by; scale: the result where no try is better than none. A negative
@@ -282,14 +290,12 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
     """
     vectors = codes.shape[0]
     everything = (1 << vectors) - 1
-    index, near = tables
-    root, tried, off = work.root, work.tried, work.off
-    inverse, scales, qx, q2 = work.floats[0], work.floats[1], work.floats[2], work.floats[3]
+    inverse, scales, qx, q2 = floats[0], floats[1], floats[2], floats[3]
     centre = np.float32(5 if method.dims == 8 else 15)
-    for t in range(method.tries):
+    for t in range(inverse.size):
         inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
         scales[t] = np.float32(1) / inverse[t]
-    _try_scales(x, weight, root, method.dims, everything, inverse, scales, index, near, tried, off, qx, q2)
+    _try_scales(x, weight, root, method.dims, everything, method.tries, inverse, scales, index, near, tried, off, qx, q2)
 
     chosen = -1
     best = np.float32(0)
@@ -307,61 +313,67 @@ def _search_scale(x, weight, largest, scale, method, tables, work, codes):
         return scale
     inverse[0] = np.float32(1) / scale
     scales[0] = scale
-    _try_scales(x, weight, root, method.dims, again, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
+    _try_scales(x, weight, root, method.dims, again, 1, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
     return qx[0] / q2[0] if q2[0] > np.float32(0) else scale
-
-
-@kernel
-def _search_group(x, weight, method, tables, work, codes, signs):
-    """Scale, points and signs of a group; all zero where it is too small, or where sums leave the range of float32."""
-    largest = fold_signs(x, weight, method.even, work.magnitude, signs)
-    if largest > np.float32(0) and largest >= method.eps:
-        for j in range(x.size):
-            work.root[j] = np.sqrt(weight[j])
-        scale = largest / np.float32(5 if method.dims == 8 else 15)
-        if method.start:
-            scale = positive(work.magnitude, weight, 4, work.plain)
-            largest = scale * np.float32(3)
-        if largest > np.float32(0):
-            scale = _search_scale(work.magnitude, weight, largest, scale, method, tables, work, codes)
-            if scale < np.float32(0):
-                scale = -scale
-                for k in range(signs.size):
-                    signs[k] ^= 255
-            if np.isfinite(scale):
-                return scale
-    codes[:] = 0
-    signs[:] = 0
-    return np.float32(0)
 
 
 @kernel
 def workspace(method):
     """The arrays of `Work`."""
     vectors = method.group // method.dims
+    width = -(-method.tries // 8) * 8
     return Work(
         np.empty((256 // method.dims, 1), np.int32),
         np.empty(32, np.uint8),
         np.empty(256 // method.group, np.float32),
         np.empty(256, np.float32),
-        np.empty(method.group, np.float32),
-        np.empty(method.group, np.float32),
+        np.empty(256, np.float32),
+        np.empty(256, np.float32),
         np.empty(method.group, np.uint8),
-        np.empty((vectors, method.tries), np.int32),
-        np.empty(method.tries, np.int32),
-        np.empty((4, method.tries), np.float32),
+        np.empty((vectors, width), np.int32),
+        np.empty(width, np.int32),
+        np.empty((4, width), np.float32),
     )
 
 
 @kernel
 def search_block(x, method, tables, work):
-    """Search all groups of x[256] with the weights in work.weight; results are in `work`. Returns the largest scale."""
-    n = method.group
-    largest = np.float32(0)
+    """Search the groups of x[256] with the weights in work.weight; results are in `work`. Returns the largest scale.
+
+    A group is all zero where it is too small, or where its sums leave the range of float32 (the reference aborts).
+    """
+    index, near = tables
+    n, vectors = method.group, method.group // method.dims
+    fold_signs(x, work.weight, method.even, work.magnitude, work.signs)
+    for j in range(256):
+        work.root[j] = np.sqrt(work.weight[j])
+    largest_scale = np.float32(0)
     for g in range(256 // n):
-        codes = work.codes[g * n // method.dims : (g + 1) * n // method.dims]
+        group = slice(g * n, (g + 1) * n)
+        magnitude, weight, root = work.magnitude[group], work.weight[group], work.root[group]
+        codes = work.codes[g * vectors : (g + 1) * vectors]
         signs = work.signs[g * n // 8 : (g + 1) * n // 8]
-        group = slice(n * g, n * g + n)
-        work.scales[g] = _search_group(x[group], work.weight[group], method, tables, work, codes, signs)
-        largest = max(largest, work.scales[g])
-    return largest
+        largest = magnitude[0]
+        for j in range(1, n):
+            largest = max(largest, magnitude[j])
+        scale = largest / np.float32(5 if method.dims == 8 else 15)
+        small = not (largest > np.float32(0) and largest >= method.eps)
+        if method.start and not small:
+            scale = positive(magnitude, weight, 4, work.plain)
+            largest = scale * np.float32(3)
+            small = not largest > np.float32(0)
+        if not small:
+            scale = _search_scale(
+                magnitude, weight, root, largest, scale, method, index, near, work.tried, work.off, work.floats, codes
+            )
+        if scale < np.float32(0):
+            scale = -scale
+            for k in range(signs.size):
+                signs[k] ^= 255
+        if small or not np.isfinite(scale):
+            codes[:] = 0
+            signs[:] = 0
+            scale = np.float32(0)
+        work.scales[g] = scale
+        largest_scale = max(largest_scale, scale)
+    return largest_scale

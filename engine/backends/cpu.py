@@ -143,7 +143,7 @@ class CpuProgram:
         record[layout.SCRATCH] = self._scratch.ctypes.data
         record[layout.SGEMM] = _sgemm_address()
         if what.op in ("MUL_MAT", "MUL_MAT_ID"):
-            record[layout.CHOSEN] = tile_rows(what.src[0].ne[1], self.threads)  # type: ignore[union-attr]
+            record[layout.CHOSEN] = tile_rows(what.src[0].ne[1], self.threads)
 
     def run(
         self,

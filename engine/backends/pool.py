@@ -59,7 +59,8 @@ class Pool:
         self._busy = threading.Lock()
         self._runs = 0
         workers = [
-            threading.Thread(target=_work, args=(shared, i), daemon=True, name=f"gguftools-{i}") for i in range(1, threads)
+            threading.Thread(target=_work, args=(shared, i), daemon=True, name=f"gguftools-{i}")
+            for i in range(1, threads)
         ]
         for worker in workers:
             worker.start()
@@ -90,7 +91,7 @@ class Pool:
         with self._busy, _single_threaded_blas():
             sync[layout.PROGRAM], sync[layout.LENGTH] = program.ctypes.data, len(program)
             sync[layout.TIMES] = 0 if times is None else times.ctypes.data
-            sync[layout.ABORT] = 0 if callback is None else ctypes.cast(callback, ctypes.c_void_p).value
+            sync[layout.ABORT] = 0 if callback is None else ctypes.cast(callback, ctypes.c_void_p).value or 0
             sync[layout.ABORTED] = 0
             self._runs += 1
             if threads > 1:
@@ -156,7 +157,10 @@ def _single_threaded_blas():
 @lru_cache(maxsize=1)
 def _yield_address() -> int:
     """Address of the system's call that gives up the processor."""
-    function = ctypes.windll.kernel32.SwitchToThread if sys.platform == "win32" else ctypes.CDLL(None).sched_yield  # type: ignore[attr-defined,unused-ignore]
+    if sys.platform == "win32":
+        function = ctypes.windll.kernel32.SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address

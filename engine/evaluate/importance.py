@@ -10,7 +10,7 @@ from engine.evaluate.scoring import N_BATCH, N_CTX, cut, negative_log_likelihood
 from engine.session import HEAD_ROWS, Session
 from quant.imatrix import IMatrix
 
-#: Called after every chunk with its number from 1, the number of chunks, and the running perplexity (None if not scored).
+#: Called after every chunk with its number from 1, the number of chunks, and the running perplexity (None: not scored).
 OnChunk = Callable[[int, int, float | None], None]
 
 

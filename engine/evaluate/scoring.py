@@ -46,7 +46,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model is from its base: KL(base || model) in nats a token, and shifts of the true token's probability."""
+    """How far a model is from its base: KL(base || model) in nats a token; shifts of the true token's probability."""
 
     base_ppl: Estimate
     ln_ppl_ratio: Estimate
@@ -117,7 +117,9 @@ def evaluate(
     for session in everyone:
         session.check_context(n_ctx)
         if session.n_vocab != everyone[0].n_vocab:
-            raise EngineError(f"the models have different vocabularies: {everyone[0].n_vocab} and {session.n_vocab} tokens")
+            raise EngineError(
+                f"the models have different vocabularies: {everyone[0].n_vocab} and {session.n_vocab} tokens"
+            )
     tokenizer = everyone[0].tokenizer
     windows, text = cut(tokens, n_ctx, chunks, tokenizer.bos if tokenizer.add_bos else None)
     first, last = n_ctx // 2, n_ctx - 1
@@ -135,7 +137,9 @@ def evaluate(
     return [_conclude(s, n_ctx, len(windows)) for s in scores]
 
 
-def _score(base: Session | None, models: Sequence[Session], batch: np.ndarray, targets: np.ndarray, first: int, last: int):
+def _score(
+    base: Session | None, models: Sequence[Session], batch: np.ndarray, targets: np.ndarray, first: int, last: int
+):
     """Yields, per block of rows, each model's new scores."""
     hidden = [m.hidden(batch, first, last) for m in models]
     base_hidden = base.hidden(batch, first, last) if base else None
@@ -159,7 +163,9 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndarr
     from engine.kernels import score
 
     out = np.empty(len(targets))
-    run_rows(lambda lo, hi: score.score_rows(logits[lo:hi], targets[lo:hi], out[lo:hi]), *logits.shape, None)
+    run_rows(
+        lambda lo, hi: score.score_rows(logits[lo:hi], targets[lo:hi], out[lo:hi]), len(logits), logits.shape[1], None
+    )
     if not np.isfinite(out).all():
         raise EngineError("the model's logits are not finite: its weights are damaged")
     return out
@@ -170,7 +176,12 @@ def divergence(base: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nda
     from engine.kernels import score
 
     kld, same = np.empty(len(base)), np.empty(len(base), bool)
-    run_rows(lambda lo, hi: score.diverge_rows(base[lo:hi], logits[lo:hi], kld[lo:hi], same[lo:hi]), *base.shape, None)
+    run_rows(
+        lambda lo, hi: score.diverge_rows(base[lo:hi], logits[lo:hi], kld[lo:hi], same[lo:hi]),
+        len(base),
+        base.shape[1],
+        None,
+    )
     return kld, same
 
 

@@ -6,7 +6,20 @@ from numba import carray
 
 from engine.kernels.math import exp, row_max, slope, tanh
 from engine.kernels.node import (
-    SGEMM, by_format, data, element, floats, load_f32, nb, ne, next_chunk, param, param_f32, pointer, scratch, sgemm, slot,
+    SGEMM,
+    by_format,
+    data,
+    element,
+    floats,
+    nb,
+    ne,
+    next_chunk,
+    param,
+    param_f32,
+    pointer,
+    scratch,
+    sgemm,
+    slot,
 )  # fmt: skip
 from engine.ops.attn import KEY_TILE, QUERY_TILE
 from engine.ops.op import F32
@@ -52,13 +65,19 @@ def attention(tensor):
                 v, v_step = element(node, 3, start, head // group, sequence), nb(node, 3, 1)
                 if not k_plain:
                     for j in range(seen):
-                        y, blocks = floats(k_tile + 4 * j * d, d), carray(pointer(k + j * k_step), (d // k_size,), k_block)
+                        y, blocks = (
+                            floats(k_tile + 4 * j * d, d),
+                            carray(pointer(k + j * k_step), (d // k_size,), k_block),
+                        )
                         for b in range(d // k_size):
                             dequantize_block(blocks[b], y[b * k_size : (b + 1) * k_size])
                     k, k_step = k_tile, 4 * d
                 if not v_plain:
                     for j in range(seen):
-                        y, blocks = floats(v_tile + 4 * j * dv, dv), carray(pointer(v + j * v_step), (dv // v_size,), v_block)
+                        y, blocks = (
+                            floats(v_tile + 4 * j * dv, dv),
+                            carray(pointer(v + j * v_step), (dv // v_size,), v_block),
+                        )
                         for b in range(dv // v_size):
                             dequantize_block(blocks[b], y[b * v_size : (b + 1) * v_size])
                     v, v_step = v_tile, 4 * dv
@@ -104,7 +123,7 @@ def attention(tensor):
             for i in range(rows):
                 y, norm = floats(out + i * out_step, dv), np.float32(1)
                 if data(node, 5) != 0:
-                    sink = load_f32(data(node, 5) + 4 * head)
+                    sink = floats(data(node, 5), n_head)[head]
                     top = max(best[i], sink)
                     norm = exp(best[i] - top)
                     total[i] = total[i] * norm + exp(sink - top)

@@ -1,16 +1,28 @@
 """Kernels of engine/ops/copies.py."""
 
+from typing import Any
+
 import numpy as np
 from numba import carray
 
 from engine.kernels.node import (
-    by_format, element, floats, n_rows, nb, ne, param, pointer, row_address, scratch, share,
+    by_format,
+    element,
+    floats,
+    n_rows,
+    nb,
+    ne,
+    param,
+    pointer,
+    row_address,
+    scratch,
+    share,
 )  # fmt: skip
 from quant.jit import fast_kernel
 from quant.kernels import dequantize_block, quantize_row
 
-_INTEGERS = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
-_BYTES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_INTEGERS: dict[str, np.dtype] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_BYTES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @fast_kernel
@@ -39,7 +51,12 @@ def copy(tensor):
     read, write = _INTEGERS.get(source.name), _INTEGERS.get(target.name)
     in_block = np.dtype("u1") if read else source.block
     out_block = np.dtype("u1") if write else target.block
-    in_size, out_size, in_type, out_type = source.block_size, target.block_size, read or np.dtype("i4"), write or np.dtype("i4")
+    in_size, out_size, in_type, out_type = (
+        source.block_size,
+        target.block_size,
+        read or np.dtype("i4"),
+        write or np.dtype("i4"),
+    )
     reads, writes, block_rows = read is not None, write is not None, target.block_size > 1
 
     def kernel(node, ith, nth, chunks):
@@ -54,7 +71,9 @@ def copy(tensor):
                 if reads:
                     held[j] = carray(pointer(a + j * in_step), (1,), in_type)[0]
                 else:
-                    dequantize_block(carray(pointer(a + j * in_step), (1,), in_block)[0], held[j * in_size : (j + 1) * in_size])
+                    dequantize_block(
+                        carray(pointer(a + j * in_step), (1,), in_block)[0], held[j * in_size : (j + 1) * in_size]
+                    )
             if writes:
                 for j in range(n):
                     carray(pointer(y + j * out_step), (1,), out_type)[0] = int(held[j])

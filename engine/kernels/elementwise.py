@@ -6,7 +6,17 @@ import numpy as np
 
 from engine.kernels.math import exp, gelu, gelu_erf, sigmoid, silu, softplus, tanh
 from engine.kernels.node import (
-    by_kind, data, floats, load_f32, load_i32, n_rows, nb, ne, param, param_f32, row_address, share,
+    by_kind,
+    data,
+    floats,
+    load_i32,
+    n_rows,
+    nb,
+    ne,
+    param,
+    param_f32,
+    row_address,
+    share,
 )  # fmt: skip
 from engine.ops import kinds
 from quant.jit import kernel
@@ -28,7 +38,7 @@ def binary(tensor):
         for row in range(lo, hi):
             out, a, b = row_address(node, 0, row), row_address(node, 1, row), row_address(node, 2, row)
             if period == 1:  # one number a row: a vector loop over the row
-                y, v, single = floats(out, n), floats(a, n), load_f32(b)
+                y, v, single = floats(out, n), floats(a, n), floats(b, 1)[0]
                 for i in range(n):
                     if kind == kinds.ADD:
                         y[i] = v[i] + single

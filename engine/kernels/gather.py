@@ -18,7 +18,7 @@ def get_rows(tensor):
         n, n1, n2 = ne(node, 0, 0), ne(node, 0, 1), ne(node, 0, 2)
         for row in range(lo, hi):
             i1, i2, i3 = row % n1, row // n1 % n2, row // (n1 * n2)
-            index = load_i32(data(node, 2) + i1 * nb(node, 2, 0) + i2 * nb(node, 2, 1) + i3 * nb(node, 2, 2))
+            index: int = load_i32(data(node, 2) + i1 * nb(node, 2, 0) + i2 * nb(node, 2, 1) + i3 * nb(node, 2, 2))
             out = element(node, 0, i1, i2, i3)
             blocks = carray(pointer(element(node, 1, index, i2, i3)), (n // size,), block)
             if numbers:
@@ -44,7 +44,7 @@ def set_rows(tensor):
             i1, i2, i3 = row % n1, row // n1 % n2, row // (n1 * n2)
             place = data(node, 2) + i1 * nb(node, 2, 0)
             place += i2 % ne(node, 2, 1) * nb(node, 2, 1) + i3 % ne(node, 2, 2) * nb(node, 2, 2)
-            index = load_i64(place) if wide else load_i32(place)
+            index: int = load_i64(place) if wide else load_i32(place)
             blocks = carray(pointer(element(node, 0, index, i2, i3)), (n // size,), block)
             quantize_row(floats(element(node, 1, i1, i2, i3), n), blocks, ())
 

@@ -9,7 +9,19 @@ from numba import carray
 
 from engine.kernels.math import dot
 from engine.kernels.node import (
-    CHOSEN, SGEMM, by_format, data, floats, load_i32, nb, ne, next_chunk, pointer, scratch, sgemm, slot,
+    CHOSEN,
+    SGEMM,
+    by_format,
+    data,
+    floats,
+    load_i32,
+    nb,
+    ne,
+    next_chunk,
+    pointer,
+    scratch,
+    sgemm,
+    slot,
 )  # fmt: skip
 from engine.ops.matmul import ROWS
 from quant.kernels import dequantize_block
@@ -87,7 +99,9 @@ def mul_mat_id(tensor):
             if 0 <= expert < n_expert:
                 ends[expert + 1] += 1
             elif ith == 0:
-                floats(data(node, 0) + row % n_used * nb(node, 0, 1) + row // n_used * nb(node, 0, 2), n)[:] = np.float32(0)
+                floats(data(node, 0) + row % n_used * nb(node, 0, 1) + row // n_used * nb(node, 0, 2), n)[:] = (
+                    np.float32(0)
+                )
         for expert in range(n_expert):
             ends[expert + 1] += ends[expert]
         for row in range(total):
@@ -115,7 +129,8 @@ def mul_mat_id(tensor):
                     for j in range(k):
                         y[j] = x[j]
                 sgemm(
-                    slot(node, SGEMM), 1, step, count, k, np.float32(1), held, k, gathered, k, np.float32(0), product, step,
+                    slot(node, SGEMM), 1, step, count, k, np.float32(1), held, k, gathered, k,
+                    np.float32(0), product, step,
                 )  # fmt: skip
                 for i in range(count):
                     used, token = order[part + i] % n_used, order[part + i] // n_used

@@ -213,9 +213,7 @@ def relax(typingctx):
             builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
         elif machine in ("arm64", "aarch64"):
             hint = ir.FunctionType(_VOID, [ir.IntType(32)])
-            builder.call(
-                cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint"), [ir.IntType(32)(1)]
-            )
+            builder.call(cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint"), [ir.IntType(32)(1)])
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -346,7 +344,7 @@ def barrier(sync, nth):
     spins loses milliseconds to every preempted peer."""
     if nth == 1:
         return
-    passed = atomic_load(sync + 8 * PASSED)
+    passed: int = atomic_load(sync + 8 * PASSED)
     if atomic_add(sync + 8 * ARRIVED, 1) == nth - 1:
         atomic_store(sync + 8 * ARRIVED, 0)
         atomic_add(sync + 8 * PASSED, 1)
@@ -365,7 +363,8 @@ def run_program(ith, nth, sync):
     """Run the program's nodes in order, all threads on each. A program is int64 [n_nodes, 2]: kernel address, record
     address. After each node thread 0 asks whether to end here; the others learn of it behind the next barrier. With
     TIMES, it notes the clock before the first node and behind each."""
-    program, length = load_i64(sync + 8 * PROGRAM), load_i64(sync + 8 * LENGTH)
+    program: int = load_i64(sync + 8 * PROGRAM)
+    length: int = load_i64(sync + 8 * LENGTH)
     abort, times = load_i64(sync + 8 * ABORT), load_i64(sync + 8 * TIMES)
     for i in range(length):
         chunk = sync + 8 * (CHUNK + 8 * (i % 2))
@@ -389,7 +388,8 @@ def work(ith, seen, poll, sync):
     """A worker's life between two naps: wait for runs, take part, wait again. Looks first without pause, then gives up
     the processor between looks, and returns the last run that it saw when nothing came. poll: 0 to 100, how long."""
     while True:
-        spins, now = 0, atomic_load(sync + 8 * KICKOFF)
+        spins = 0
+        now: int = atomic_load(sync + 8 * KICKOFF)
         while now == seen:
             spins += 1
             if spins > poll * (LOOKS + YIELDS):

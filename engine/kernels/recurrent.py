@@ -26,7 +26,9 @@ def ssm_scan(node, ith, nth, chunks):
     states = data(node, 0) + 4 * y.size
     for item in range(lo, hi):
         head, sequence = item % n_head, item // n_head
-        old = data(node, 1) + load_i32(data(node, 7) + sequence * nb(node, 7, 0)) * nb(node, 1, 3) + head * nb(node, 1, 2)
+        old = (
+            data(node, 1) + load_i32(data(node, 7) + sequence * nb(node, 7, 0)) * nb(node, 1, 3) + head * nb(node, 1, 2)
+        )
         size = d_state * d_head
         state, before = floats(states + 4 * size * item, size), floats(old, size)
         for i in range(size):
@@ -35,8 +37,13 @@ def ssm_scan(node, ith, nth, chunks):
         group = head // (n_head // n_group)
         for t in range(n_tokens):
             x = floats(element(node, 2, head, t, sequence), d_head)
-            b, c = floats(element(node, 5, group, t, sequence), d_state), floats(element(node, 6, group, t, sequence), d_state)
-            step = softplus(load_f32(data(node, 3) + head * nb(node, 3, 0) + t * nb(node, 3, 1) + sequence * nb(node, 3, 2)))
+            b, c = (
+                floats(element(node, 5, group, t, sequence), d_state),
+                floats(element(node, 6, group, t, sequence), d_state),
+            )
+            step = softplus(
+                load_f32(data(node, 3) + head * nb(node, 3, 0) + t * nb(node, 3, 1) + sequence * nb(node, 3, 2))
+            )
             decay = exp(step * a[0])
             out = y[((sequence * n_tokens + t) * n_head + head) * d_head :]
             for i in range(d_head):
@@ -59,8 +66,11 @@ def gated_delta_net(node, ith, nth, chunks):
         for t in range(n_tokens):
             q = floats(element(node, 1, head % ne(node, 1, 1), t, sequence), d)
             k = floats(element(node, 2, head % ne(node, 2, 1), t, sequence), d)
-            v, g = floats(element(node, 3, head, t, sequence), d), floats(element(node, 4, head, t, sequence), ne(node, 4, 0))
-            beta = load_f32(element(node, 5, head, t, sequence))
+            v, g = (
+                floats(element(node, 3, head, t, sequence), d),
+                floats(element(node, 4, head, t, sequence), ne(node, 4, 0)),
+            )
+            beta = floats(element(node, 5, head, t, sequence), 1)[0]
             out = floats(data(node, 0) + 4 * d * ((sequence * n_tokens + t) * n_head + head), d)
             whole = exp(g[0])
             for i in range(d):

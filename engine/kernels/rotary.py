@@ -50,7 +50,10 @@ def rope(node, ith, nth, chunks):
             angle = np.float32(positions[token + axis[i] * n_tokens]) * inverse[i]
             cos[i], sin[i] = np.cos(angle) * factor, np.sin(angle) * factor
         for head in range(n_head):
-            y, x = floats(element(node, 0, head, token, sequence), n), floats(element(node, 1, head, token, sequence), n)
+            y, x = (
+                floats(element(node, 0, head, token, sequence), n),
+                floats(element(node, 1, head, token, sequence), n),
+            )
             for i in range(offset):
                 y[i] = x[i]
             for i in range(half):

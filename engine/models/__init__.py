@@ -23,4 +23,6 @@ def arch_of_config(config: dict) -> Arch:
         if any(name in arch.hf_names for name in names):
             return arch
     known = ", ".join(name for arch in ARCHS.values() for name in arch.hf_names)
-    raise EngineError(f"unsupported model class {', '.join(map(str, names)) or '(none named)'}; this version has: {known}")
+    raise EngineError(
+        f"unsupported model class {', '.join(map(str, names)) or '(none named)'}; this version has: {known}"
+    )

@@ -71,7 +71,7 @@ def visible(n_tokens: int, n_kv: int, window: int) -> np.ndarray:
 
 
 def _attention(n: Tensor) -> np.ndarray:
-    q, k, v = (values(t) for t in n.src[:3])  # type: ignore[arg-type]
+    q, k, v = (values(t) for t in n.src[:3])
     mask, sinks = n.src[3], n.src[4]
     scale, causal, window, softcap, max_bias = n.params
     group = q.shape[1] // k.shape[1]
@@ -90,8 +90,8 @@ def scratch_floats(n: Tensor) -> int:
     """float32 that one thread needs: a tile of scores, two numbers a query, and decoded tiles of keys and values where
     these are not float32."""
     q, k, v = n.src[:3]
-    queries, keys = min(QUERY_TILE, q.ne[1]), min(KEY_TILE, k.ne[1])  # type: ignore[union-attr]
-    decoded = sum(keys * t.ne[0] for t in (k, v) if t.format is not F32)  # type: ignore[union-attr]
+    queries, keys = min(QUERY_TILE, q.ne[1]), min(KEY_TILE, k.ne[1])
+    decoded = sum(keys * t.ne[0] for t in (k, v) if t.format is not F32)
     return queries * keys + 2 * queries + decoded
 
 

@@ -90,9 +90,9 @@ def diag_mask_inf(ctx: Context, a: Tensor, past: int) -> Tensor:
 
 def _copy(n: Tensor) -> np.ndarray:
     a = n.src[0]
-    if a.format is n.format and a.ne == n.ne:  # type: ignore[union-attr]
-        return a.array()  # type: ignore[union-attr]
-    return encoded(values(a).reshape(n.shape), n.format)  # type: ignore[arg-type]
+    if a.format is n.format and a.ne == n.ne:
+        return a.array()
+    return encoded(values(a).reshape(n.shape), n.format)
 
 
 def _pad(n: Tensor) -> np.ndarray:
@@ -115,12 +115,12 @@ def _diag_mask_inf(n: Tensor) -> np.ndarray:
 
 def _copy_covered(n: Tensor) -> bool:
     """Elements of plain numbers anywhere; rows of blocks side by side, to or from float32."""
-    a, b = n.src[0].format, n.format  # type: ignore[union-attr]
+    a, b = n.src[0].format, n.format
     if a is b:
-        return a.block_size == 1 or (n.src[0].has_rows and n.has_rows)  # type: ignore[union-attr]
+        return a.block_size == 1 or (n.src[0].has_rows and n.has_rows)
     if a.name not in ("F32", "F16", "BF16", "I32", "I64") and b.name != "F32":
         return False
-    if a.block_size > 1 and not n.src[0].has_rows:  # type: ignore[union-attr]
+    if a.block_size > 1 and not n.src[0].has_rows:
         return False
     if b.block_size > 1:
         return n.has_rows and b.module is not None and b.kernels.quantize is not None and b.tables == ()
@@ -129,9 +129,9 @@ def _copy_covered(n: Tensor) -> bool:
 
 def _copy_scratch(n: Tensor, threads: int) -> int:
     a = n.src[0]
-    if a.format is n.format:  # type: ignore[union-attr]
+    if a.format is n.format:
         return 0
-    return threads * (4 * math.gcd(a.ne[0], n.ne[0]) + 64)  # type: ignore[union-attr]
+    return threads * (4 * math.gcd(a.ne[0], n.ne[0]) + 64)
 
 
 def _copying(name: str) -> Op:

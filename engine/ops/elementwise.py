@@ -6,6 +6,7 @@ The second operand of a binary op repeats along the axes where it is shorter. In
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -182,7 +183,7 @@ def _xielu(x: np.ndarray, alpha_n: float, alpha_p: float, beta: float, eps: floa
     return np.where(x > 0, np.float32(alpha_p) * x * x + np.float32(beta) * x, below)
 
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., np.ndarray]] = {
     "abs": np.abs,
     "sgn": np.sign,
     "neg": np.negative,
@@ -211,7 +212,7 @@ _UNARY = {
     "sin": np.sin,
     "cos": np.cos,
 }
-_GATES = {
+_GATES: dict[str, Callable[..., np.ndarray]] = {
     "reglu": _UNARY["relu"],
     "geglu": _gelu,
     "swiglu": _UNARY["silu"],
@@ -235,7 +236,9 @@ def _glu(n: Tensor) -> np.ndarray:
     with np.errstate(over="ignore"):
         if kind in (kinds.SWIGLU_OAI, kinds.SWIGLU_CLAMP):
             x, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
-            return x * _sigmoid(np.float32(alpha) * x) * (up + _ONE) if kind == kinds.SWIGLU_OAI else x * _sigmoid(x) * up
+            return (
+                x * _sigmoid(np.float32(alpha) * x) * (up + _ONE) if kind == kinds.SWIGLU_OAI else x * _sigmoid(x) * up
+            )
         return _GATES[kinds.GLU[kind]](gate) * up
 
 
@@ -259,7 +262,12 @@ OPS = (
         _KERNELS + "scale",
         inplace=True,
     ),
-    Op("CLAMP", lambda n: np.clip(values(n.src[0]), *map(np.float32, n.params)), _KERNELS + "clamp", inplace=True),
+    Op(
+        "CLAMP",
+        lambda n: np.clip(values(n.src[0]), np.float32(n.params[0]), np.float32(n.params[1])),
+        _KERNELS + "clamp",
+        inplace=True,
+    ),
     Op("FILL", lambda n: np.full(n.shape, n.params[0], np.float32), _KERNELS + "fill", inplace=True),
     Op("UNARY", _unary, _KERNELS + "unary", inplace=True, label=lambda n: kinds.UNARY[n.params[0]]),
     Op("GLU", _glu, _KERNELS + "glu", inplace=True, label=lambda n: kinds.GLU[n.params[0]]),

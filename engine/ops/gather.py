@@ -39,19 +39,19 @@ def set_rows(ctx: Context, a: Tensor, values: Tensor, rows: Tensor) -> Tensor:
 
 def _get_rows(n: Tensor) -> np.ndarray:
     a, rows = n.src
-    array, index = a.array(), values(rows)[0]  # type: ignore[union-attr, arg-type]
+    array, index = a.array(), values(rows)[0]
     picked = np.empty((*n.shape[:3], array.shape[-1]), array.dtype)
     for j in np.ndindex(picked.shape[:2]):
         picked[j] = array[j][index[j]]
-    out = Tensor(a.format, n.ne)  # type: ignore[union-attr]
+    out = Tensor(a.format, n.ne)
     out.bind(picked.view(np.uint8).reshape(-1))
     return values(out)
 
 
 def _set_rows(n: Tensor) -> np.ndarray:
     new, rows, _ = n.src
-    out, index = n.array(), values(rows)[0]  # type: ignore[arg-type]
-    blocks = encoded(values(new), n.format)  # type: ignore[arg-type]
+    out, index = n.array(), values(rows)[0]
+    blocks = encoded(values(new), n.format)
     for i3, i2 in np.ndindex(out.shape[:2]):
         out[i3, i2, index[i3 % index.shape[0], i2 % index.shape[1]]] = blocks[i3, i2]
     return out

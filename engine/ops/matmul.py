@@ -46,13 +46,13 @@ def tile_rows(n: int, threads: int) -> int:
 
 
 def _mul_mat(n: Tensor) -> np.ndarray:
-    w, x = (values(s) for s in n.src)  # type: ignore[arg-type]
+    w, x = (values(s) for s in n.src)
     w = np.repeat(np.repeat(w, x.shape[1] // w.shape[1], 1), x.shape[0] // w.shape[0], 0)
     return np.matmul(x, w.swapaxes(-1, -2))
 
 
 def _mul_mat_id(n: Tensor) -> np.ndarray:
-    w, x, ids = (values(s)[0] for s in n.src)  # type: ignore[arg-type]
+    w, x, ids = (values(s)[0] for s in n.src)
     out = np.zeros(n.shape, np.float32)
     for token, used in np.ndindex(*ids[0].shape):
         expert = ids[0, token, used]
@@ -63,18 +63,18 @@ def _mul_mat_id(n: Tensor) -> np.ndarray:
 
 def _scratch(n: Tensor, threads: int) -> int:
     w = n.src[0]
-    if w.format is F32:  # type: ignore[union-attr]
+    if w.format is F32:
         return 0
-    rows = 1 if n.n_rows == 1 else tile_rows(w.ne[1], threads)  # type: ignore[union-attr]
-    return threads * rows * w.ne[0] * 4  # type: ignore[union-attr]
+    rows = 1 if n.n_rows == 1 else tile_rows(w.ne[1], threads)
+    return threads * rows * w.ne[0] * 4
 
 
 def _scratch_id(n: Tensor, threads: int) -> int:
     """A decoded tile, gathered activations, their products, and the list of each expert's rows."""
     w, ids = n.src[0], n.src[2]
-    tile = tile_rows(w.ne[1], threads)  # type: ignore[union-attr]
-    floats = (tile + ROWS) * w.ne[0] + ROWS * tile  # type: ignore[union-attr]
-    lists = w.ne[2] + 1 + ids.n_elements  # type: ignore[union-attr]
+    tile = tile_rows(w.ne[1], threads)
+    floats = (tile + ROWS) * w.ne[0] + ROWS * tile
+    lists = w.ne[2] + 1 + ids.n_elements
     return threads * (4 * floats + 8 * lists + 64)
 
 

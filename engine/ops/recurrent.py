@@ -39,7 +39,9 @@ def ssm_scan(ctx: Context, s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tenso
     need(x.ne[:2] == (d_head, n_head), "SSM_SCAN", "heads do not fit", s, x)
     need(dt.ne == (n_head, n_tokens, n_seq, 1), "SSM_SCAN", "one step a head and token", x, dt)
     need(a.ne[0] in (1, d_state) and a.ne[1] == n_head, "SSM_SCAN", "decay does not fit", s, a)
-    need(b.ne == c.ne and b.ne[0] == d_state and b.ne[2:] == (n_tokens, n_seq), "SSM_SCAN", "B and C do not fit", s, b, c)
+    need(
+        b.ne == c.ne and b.ne[0] == d_state and b.ne[2:] == (n_tokens, n_seq), "SSM_SCAN", "B and C do not fit", s, b, c
+    )
     need(n_head % b.ne[1] == 0, "SSM_SCAN", "groups do not divide the heads", x, b)
     need(ids.format is I32 and ids.ne[0] == n_seq, "SSM_SCAN", "one state a sequence", x, ids)
     size = x.n_elements + d_state * d_head * n_head * n_seq
@@ -56,22 +58,43 @@ def gated_delta_net(ctx: Context, q: Tensor, k: Tensor, v: Tensor, g: Tensor, be
     """
     need_rows("GATED_DELTA_NET", q, k, v, g, beta, state)
     d, n_head, n_tokens, n_seq = v.ne
-    need(g.is_contiguous and beta.is_contiguous and state.is_contiguous, "GATED_DELTA_NET", "contiguous gates", g, beta, state)
+    need(
+        g.is_contiguous and beta.is_contiguous and state.is_contiguous,
+        "GATED_DELTA_NET",
+        "contiguous gates",
+        g,
+        beta,
+        state,
+    )
     need(q.ne[0] == k.ne[0] == d and q.ne[2:] == k.ne[2:] == v.ne[2:], "GATED_DELTA_NET", "heads do not fit", q, k, v)
     need(n_head % q.ne[1] == 0 and n_head % k.ne[1] == 0, "GATED_DELTA_NET", "heads do not repeat", q, k, v)
     need(g.ne[0] in (1, d) and g.ne[1:] == v.ne[1:], "GATED_DELTA_NET", "decay does not fit", g, v)
-    need(beta.ne == (1, *v.ne[1:]) and state.ne == (d, d, n_head, n_seq), "GATED_DELTA_NET", "state does not fit", v, state)
+    need(
+        beta.ne == (1, *v.ne[1:]) and state.ne == (d, d, n_head, n_seq),
+        "GATED_DELTA_NET",
+        "state does not fit",
+        v,
+        state,
+    )
     return node(ctx, "GATED_DELTA_NET", F32, (d * n_head, (n_tokens + d) * n_seq), (q, k, v, g, beta, state))
 
 
-def _linear(ctx: Context, op: str, tensors: tuple[Tensor, ...], shared: tuple[Tensor, ...], state: Tensor, params: tuple = ()):
+def _linear(
+    ctx: Context, op: str, tensors: tuple[Tensor, ...], shared: tuple[Tensor, ...], state: Tensor, params: tuple = ()
+):
     d, n_head, n_tokens = tensors[0].ne[:3]
     n_seq = state.ne[1]
     need_rows(op, *tensors, *shared, state)
     need(all(t.is_contiguous for t in (*tensors, *shared, state)), op, "contiguous tensors", *tensors)
     need(all(t.ne == (d, n_head, n_tokens, 1) for t in tensors), op, "shapes differ", *tensors)
     need(all(t.n_elements == d * n_head for t in shared), op, "one number a channel", *shared)
-    need(state.n_elements == d * d * n_head * n_seq and n_tokens % n_seq == 0, op, "state does not fit", tensors[0], state)
+    need(
+        state.n_elements == d * d * n_head * n_seq and n_tokens % n_seq == 0,
+        op,
+        "state does not fit",
+        tensors[0],
+        state,
+    )
     return node(ctx, op, F32, (d * n_head, n_tokens + d * n_seq), (*tensors, *shared, state), params)
 
 
@@ -95,14 +118,14 @@ def wkv7(ctx: Context, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b:
 
 
 def _ssm_conv(n: Tensor) -> np.ndarray:
-    x, c = (values(s)[0] for s in n.src)  # type: ignore[arg-type]
+    x, c = (values(s)[0] for s in n.src)
     windows = np.lib.stride_tricks.sliding_window_view(x, c.shape[-1], axis=-1)  # (n_seq, d_inner, n_tokens, d_conv)
     return np.einsum("sitj,ij->sti", windows, c[0])[None]
 
 
 def _ssm_scan(n: Tensor) -> np.ndarray:
-    s, x, dt, a, b, c, ids = (values(t) for t in n.src)  # type: ignore[arg-type]
-    n_seq, n_tokens, n_head, _ = x.shape
+    s, x, dt, a, b, c, ids = (values(t) for t in n.src)
+    n_tokens, n_head = x.shape[1:3]
     state = s[ids[0, 0, 0]].copy()  # (n_seq, n_head, d_head, d_state)
     group = n_head // b.shape[2]
     b, c = np.repeat(b, group, 2), np.repeat(c, group, 2)
@@ -115,7 +138,7 @@ def _ssm_scan(n: Tensor) -> np.ndarray:
 
 
 def _gated_delta_net(n: Tensor) -> np.ndarray:
-    q, k, v, g, beta, state = (values(t) for t in n.src)  # type: ignore[arg-type]
+    q, k, v, g, beta, state = (values(t) for t in n.src)
     n_head, d = v.shape[2:]
     q, k = (np.tile(t, (1, 1, n_head // t.shape[2], 1)) for t in (q, k))
     state, out = state.copy(), np.empty_like(v)  # (n_seq, n_head, value, key)
@@ -129,8 +152,8 @@ def _gated_delta_net(n: Tensor) -> np.ndarray:
 
 def _tokens(n: Tensor):
     """(inputs, each [n_seq, n_tokens, n_head, d]; state [n_seq, n_head, d, d])."""
-    *inputs, state = (values(t) for t in n.src)  # type: ignore[arg-type]
-    n_seq = n.src[-1].ne[1]  # type: ignore[union-attr]
+    *inputs, state = (values(t) for t in n.src)
+    n_seq = n.src[-1].ne[1]
     n_head, d = inputs[0].shape[2:]
     return [t.reshape(n_seq, -1, n_head, d) for t in inputs], state.reshape(n_seq, n_head, d, d).copy()
 
@@ -150,7 +173,7 @@ def _tokens_and_shared(n: Tensor):
     part = Tensor(F32, (1,))
     part.src = (k, v, r, decay, state)
     inputs, states = _tokens(part)
-    return [*inputs, values(first).reshape(inputs[0].shape[2:])], states  # type: ignore[arg-type]
+    return [*inputs, values(first).reshape(inputs[0].shape[2:])], states
 
 
 def _gated_linear(n: Tensor) -> np.ndarray:

@@ -65,7 +65,7 @@ def _argsort(n: Tensor) -> np.ndarray:
 
 
 def _sort_scratch(n: Tensor, threads: int) -> int:
-    return threads * (4 * n.src[0].ne[0] + 64)  # type: ignore[union-attr]
+    return threads * (4 * n.src[0].ne[0] + 64)
 
 
 _KERNELS = "engine.kernels.reduce:"

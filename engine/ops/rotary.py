@@ -56,7 +56,7 @@ def rope(
     """
     need_rows("ROPE", a, freq_factors)
     need(positions.format is I32 and positions.nb[0] == 4, "ROPE", "I32 positions", positions)
-    need(n_rot % 2 == 0 and 0 <= offset and 0 < n_rot <= a.ne[0] - offset, "ROPE", f"cannot rotate {n_rot} elements", a)
+    need(n_rot % 2 == 0 and offset >= 0 and 0 < n_rot <= a.ne[0] - offset, "ROPE", f"cannot rotate {n_rot} elements", a)
     need(len(sections) <= 4, "ROPE", "more than four sections", a)
     sections = (*sections, 0, 0, 0, 0)[:4] if sections else ()
     need(not sections or 0 < sum(sections) <= n_rot, "ROPE", f"sections {sections} are not within {n_rot}", a)
@@ -67,7 +67,18 @@ def rope(
     if sections:
         kind = kinds.ROPE_IMROPE if interleaved else kinds.ROPE_MROPE
     low, high, share, factor = _ramp(yarn, n_rot, base, freq_scale)
-    params = (n_rot, float(base), float(freq_scale), kind, offset, low, high, share, factor, *(sections or (0, 0, 0, 0)))
+    params = (
+        n_rot,
+        float(base),
+        float(freq_scale),
+        kind,
+        offset,
+        low,
+        high,
+        share,
+        factor,
+        *(sections or (0, 0, 0, 0)),
+    )
     return node(ctx, "ROPE", F32, a.ne, (a, positions, freq_factors), params, into=a if inplace else None)
 
 
@@ -114,10 +125,10 @@ def _rope(n: Tensor) -> np.ndarray:
     a, positions, factors = n.src
     n_rot, kind, offset, factor = n.params[0], n.params[3], n.params[4], np.float32(n.params[8])
     inverse = frequencies(n.params, None if factors is None else values(factors)[0, 0, 0])
-    place = values(positions)[0, 0, 0].reshape(-1, n.ne[2]).astype(np.float32)  # type: ignore[arg-type]
+    place = values(positions)[0, 0, 0].reshape(-1, n.ne[2]).astype(np.float32)
     angle = place[axis_of_pair(n.params)].T * inverse  # (n_tokens, n_rot / 2)
     cos, sin = np.cos(angle)[None, :, None] * factor, np.sin(angle)[None, :, None] * factor
-    out = values(a).copy()  # type: ignore[arg-type]
+    out = values(a).copy()
     part = out[..., offset : offset + n_rot]
     if kind == kinds.ROPE_NORMAL:
         x, y = part[..., 0::2].copy(), part[..., 1::2].copy()
@@ -128,6 +139,4 @@ def _rope(n: Tensor) -> np.ndarray:
     return out
 
 
-OPS = (
-    Op("ROPE", _rope, "engine.kernels.rotary:rope", inplace=True, label=lambda n: kinds.ROPE[n.params[3]]),
-)
+OPS = (Op("ROPE", _rope, "engine.kernels.rotary:rope", inplace=True, label=lambda n: kinds.ROPE[n.params[3]]),)

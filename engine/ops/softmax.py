@@ -69,7 +69,7 @@ def masked(scores: np.ndarray, mask: Tensor | None, max_bias: float) -> np.ndarr
 def _soft_max(n: Tensor) -> np.ndarray:
     a, mask, sinks = n.src
     scale, max_bias = n.params
-    scores = masked(values(a) * np.float32(scale), mask, max_bias)  # type: ignore[arg-type]
+    scores = masked(values(a) * np.float32(scale), mask, max_bias)
     return weights(scores, None if sinks is None else values(sinks)[0, 0, 0])
 
 

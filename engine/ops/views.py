@@ -9,7 +9,9 @@ from engine.ops.op import Op, need
 from engine.tensor import Tensor, strides
 
 
-def _view(ctx: Context, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0, params: tuple = ()) -> Tensor:
+def _view(
+    ctx: Context, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0, params: tuple = ()
+) -> Tensor:
     tensor = Tensor(a.format, ne, nb)
     tensor.view_of(a, offset)
     tensor.op, tensor.src, tensor.params = op, (a,), params

@@ -16,11 +16,14 @@ def demo(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR_OR_GGUF", help="Model; by default the small one that is built in.")
     ] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Text to measure on; by default a built-in one.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to measure on; by default a built-in one.")
+    ] = None,
     types: Annotated[str, typer.Option(help="Presets, separated by commas.")] = "",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the files here.")] = None,
     ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", min=4, help="Tokens of one chunk; what suits the model by default.")
+        int | None,
+        typer.Option("-c", "--ctx-size", min=4, help="Tokens of one chunk; what suits the model by default."),
     ] = None,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of text to run, at most.")] = 64,
     threads: Threads = None,

@@ -44,4 +44,6 @@ def imatrix(
         report.print_json(summary)
         return
     report.write(str(output))
-    report.write(f"{summary['entries']:,} entries from {summary['chunks']:,} chunks of {summary['chunk_size']:,} tokens")
+    report.write(
+        f"{summary['entries']:,} entries from {summary['chunks']:,} chunks of {summary['chunk_size']:,} tokens"
+    )

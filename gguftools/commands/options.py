@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", min=1, max=512, help="Threads; all cores by default.", show_default=False)
+    int | None,
+    typer.Option("-t", "--threads", min=1, max=512, help="Threads; all cores by default.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Text = Annotated[Path, typer.Option("-f", "--file", help="Text file, UTF-8.", show_default=False)]

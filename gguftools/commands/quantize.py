@@ -17,13 +17,19 @@ def quantize(
     source: Annotated[Path, typer.Argument(metavar="IN", help="GGUF file, F32, F16 or BF16.", show_default=False)],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)],
     preset: Annotated[
-        str, typer.Argument(metavar="TYPE", help="Preset such as Q4_K_M, in any case, or its number.", show_default=False)
+        str,
+        typer.Argument(metavar="TYPE", help="Preset such as Q4_K_M, in any case, or its number.", show_default=False),
     ],
     imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Importance matrix (see `gguftools imatrix`).", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Importance matrix (see `gguftools imatrix`).", show_default=False),
     ] = None,
-    allow_requantize: Annotated[bool, typer.Option(help="Accept tensors that are already quantized; they lose twice.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and the size; write nothing.")] = False,
+    allow_requantize: Annotated[
+        bool, typer.Option(help="Accept tensors that are already quantized; they lose twice.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and the size; write nothing.")
+    ] = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -37,8 +43,8 @@ def quantize(
             result = run(source, output, preset, imatrix, None, allow_requantize, threads, advance)
     if result.without_importance:
         sys.stderr.write(
-            f"warning: {len(result.without_importance)} tensors have no entry in the importance matrix and are quantized "
-            f"without, the first is {result.without_importance[0]}\n"
+            f"warning: {len(result.without_importance)} tensors have no entry in the importance matrix and are "
+            f"quantized without, the first is {result.without_importance[0]}\n"
         )
     if json:
         report.print_json(result.summary())

@@ -15,6 +15,7 @@ import numpy as np
 
 from quant.format import block_dtype
 from quant.formats.iq1_s import (
+    ALL_SPLITS,
     CODES,
     DELTA,
     LOWEST,
@@ -79,28 +80,41 @@ def _score(first_x, first_w, second_x, second_w, i1, i2, shifts, best):
 
 
 @kernel
+def _better_splits(first_x, first_w, second_x, second_w, i1, best):
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with some shifts; all are asked at once."""
+    bits = np.uint64(0)
+    for i2 in range(np.uint64(i1), np.uint64(17)):
+        hit = False
+        for k in range(4):
+            hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
+        bits |= np.uint64(hit) << i2
+    return bits
+
+
+@kernel
 def _best_split(first_x, first_w, second_x, second_w):
     """(end of the -1s, end of the 0s, shifts, scale) of the best split; shifts of -1 mean that there is none."""
     best = LOWEST
     end1, end2, shifts, scale = 0, 0, -1, np.float32(0)
     for i1 in range(17):
-        hit = False  # as in IQ1_S
-        for i2 in range(np.uint64(i1), np.uint64(17)):
-            for k in range(4):
-                hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
-        if not hit:
+        ahead = _better_splits(first_x, first_w, second_x, second_w, i1, best)  # as in IQ1_S
+        if not ahead:
             continue
-        for i2 in range(i1, 17):
+        for i2 in range(np.uint64(i1), np.uint64(17)):
+            if not (ahead >> i2) & np.uint64(1):
+                continue
             for k in range(4):
                 qx, q2, better = _score(first_x, first_w, second_x, second_w, i1, i2, k, best)
                 if better:
-                    end1, end2, shifts, scale = i1, i2, k, qx / q2
+                    end1, end2, shifts, scale = i1, np.int64(i2), k, qx / q2
+                    if scale * qx < best:
+                        ahead = ALL_SPLITS
                     best = scale * qx
     return end1, end2, shifts, scale
 
 
 @kernel
-def _search_group(x, weight, tables, sums, order, levels, codes):
+def _search_group(x, weight, tables, sums, rank, order, levels, codes):
     """(scale, shifts) of a group, and its points in codes; scale zero where it is too small or not finite."""
     index, near = tables
     codes[:] = CODES[0]
@@ -109,12 +123,13 @@ def _search_group(x, weight, tables, sums, order, levels, codes):
         largest = max(largest, abs(x[j]))
     if largest < _EPS:
         return np.float32(0), 0
-    sort_order(x, order)
+    sort_order(x, rank, order)
     sums[:, 0] = 0
     for j in range(16):
         i = order[j]
         half = 0 if i < 8 else 2
-        sums[:, j + 1] = sums[:, j]
+        for row in range(4):
+            sums[row, j + 1] = sums[row, j]
         sums[half, j + 1] += weight[i] * x[i]
         sums[half + 1, j + 1] += weight[i]
     end1, end2, shifts, scale = _best_split(sums[0], sums[1], sums[2], sums[3])
@@ -143,6 +158,7 @@ def _quantize(x, w, blocks, tables):
     index = tables[0]
     weight = np.empty(256, np.float32)
     sums = np.empty((4, 17), np.float32)
+    rank = np.empty(16, np.int32)
     order = np.empty(16, np.int64)
     levels = np.empty(16, np.int32)
     codes = np.empty(32, np.int32)
@@ -157,7 +173,7 @@ def _quantize(x, w, blocks, tables):
         for g in range(16):
             group = slice(16 * g, 16 * g + 16)
             points = codes[2 * g : 2 * g + 2]
-            scales[g], shifts[g] = _search_group(block[group], weight[group], tables, sums, order, levels, points)
+            scales[g], shifts[g] = _search_group(block[group], weight[group], tables, sums, rank, order, levels, points)
             largest = max(largest, scales[g])
         inverse = np.float32(1) / (largest / np.float32(15))
         if largest == np.float32(0):

@@ -25,6 +25,7 @@ BLOCK = block_dtype("IQ1_S", d="<u2", qs=("u1", 32), qh=("<u2", 8))
 
 DELTA = np.float32(0.125)
 LOWEST = np.float32(-3.4028235e38)  # a score below that of any split
+ALL_SPLITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _EPS = np.float32(1e-12)
 CODES = CODEBOOKS["IQ1_S"].codes
 
@@ -54,14 +55,14 @@ def ternary(code, i):
 
 
 @kernel
-def sort_order(x, order):
-    """order = positions of x in ascending order of values; equal values stay in their order."""
+def sort_order(x, rank, order):
+    """order = positions of x in ascending order of values, equal values in their order; rank is scratch int32 [n]."""
+    rank[:] = 0
+    for i in range(x.size):
+        for j in range(x.size):  # counts without branches: faster here than any sort with them
+            rank[j] += np.int32((x[i] < x[j]) | ((x[i] == x[j]) & (i < j)))
     for j in range(x.size):
-        at = j
-        while at > 0 and x[order[at - 1]] > x[j]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = j
+        order[rank[j]] = j
 
 
 @kernel
@@ -105,6 +106,17 @@ def _score(sum_x, sum_w, i1, i2, delta, best):
 
 
 @kernel
+def _better_splits(sum_x, sum_w, i1, best):
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with one of the shifts; all are asked at once."""
+    bits = np.uint64(0)
+    for i2 in range(np.uint64(i1), np.uint64(33)):
+        plus = _score(sum_x, sum_w, i1, i2, DELTA, best)[2]
+        minus = _score(sum_x, sum_w, i1, i2, -DELTA, best)[2]
+        bits |= np.uint64(plus | minus) << i2
+    return bits
+
+
+@kernel
 def _best_split(sum_x, sum_w):
     """(end of the -1s, end of the 0s, shift, scale) of the best split; a shift of zero means that there is none.
 
@@ -113,22 +125,24 @@ def _best_split(sum_x, sum_w):
     best = LOWEST
     end1, end2, shift, scale = 0, 0, np.float32(0), np.float32(0)
     for i1 in range(33):
-        hit = False  # most rows have nothing better than `best`, and that can be asked for all their splits at once
-        for i2 in range(np.uint64(i1), np.uint64(33)):
-            hit |= _score(sum_x, sum_w, i1, i2, DELTA, best)[2] | _score(sum_x, sum_w, i1, i2, -DELTA, best)[2]
-        if not hit:
+        ahead = _better_splits(sum_x, sum_w, i1, best)  # for most i1 there is none
+        if not ahead:
             continue
-        for i2 in range(i1, 33):
+        for i2 in range(np.uint64(i1), np.uint64(33)):
+            if not (ahead >> i2) & np.uint64(1):
+                continue
             for delta in (DELTA, -DELTA):
                 qx, q2, better = _score(sum_x, sum_w, i1, i2, delta, best)
                 if better:
-                    end1, end2, shift, scale = i1, i2, delta, qx / q2
+                    end1, end2, shift, scale = i1, np.int64(i2), delta, qx / q2
+                    if scale * qx < best:  # rounding: what was no better than the old best may be better now
+                        ahead = ALL_SPLITS
                     best = scale * qx
     return end1, end2, shift, scale
 
 
 @kernel
-def _search_group(x, weight, tables, sum_x, sum_w, order, levels, codes):
+def _search_group(x, weight, tables, sum_x, sum_w, rank, order, levels, codes):
     """(scale, shift) of a group, and its points in codes; scale zero where it is too small or not finite."""
     index, near = tables
     codes[:] = CODES[0]
@@ -137,7 +151,7 @@ def _search_group(x, weight, tables, sum_x, sum_w, order, levels, codes):
         largest = max(largest, abs(x[j]))
     if largest < _EPS:
         return np.float32(0), DELTA
-    sort_order(x, order)
+    sort_order(x, rank, order)
     sum_x[0] = 0
     sum_w[0] = 0
     for j in range(32):
@@ -174,6 +188,7 @@ def quantize_weighted(x, w, blocks, tables):
     weight = np.empty(256, np.float32)
     sum_x = np.empty(33, np.float32)
     sum_w = np.empty(33, np.float32)
+    rank = np.empty(32, np.int32)
     order = np.empty(32, np.int64)
     levels = np.empty(32, np.int32)
     codes = np.empty(32, np.int32)
@@ -188,7 +203,7 @@ def quantize_weighted(x, w, blocks, tables):
             group = slice(32 * g, 32 * g + 32)
             points = codes[4 * g : 4 * g + 4]
             scales[g], shifts[g] = _search_group(
-                block[group], weight[group], tables, sum_x, sum_w, order, levels, points
+                block[group], weight[group], tables, sum_x, sum_w, rank, order, levels, points
             )
             largest = max(largest, scales[g])
         d = largest / np.float32(15)

@@ -19,7 +19,15 @@ from quant.codebooks import CODEBOOKS
 from quant.format import block_dtype
 from quant.half import half_to_float
 from quant.jit import kernel
-from quant.lattice import even_signs, finite_half, importance_weights, mean_square, nearest_level, search_block, workspace
+from quant.lattice import (
+    even_signs,
+    finite_half,
+    importance_weights,
+    mean_square,
+    nearest_level,
+    search_block,
+    workspace,
+)
 
 BLOCK = block_dtype("IQ3_XXS", d="<u2", qs=("u1", 64), signs=("<u4", 8))
 

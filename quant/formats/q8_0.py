@@ -13,6 +13,7 @@ import numpy as np
 from quant.format import block_dtype
 from quant.half import float_to_half, half_to_float
 from quant.jit import kernel
+from quant.lanes import load_signed, store
 from quant.search import round_away
 
 BLOCK = block_dtype("Q8_0", d="<u2", qs=("i1", 32))
@@ -21,8 +22,8 @@ BLOCK = block_dtype("Q8_0", d="<u2", qs=("i1", 32))
 @kernel
 def dequantize(b, y):
     d = half_to_float(b["d"])
-    for j in range(32):
-        y[j] = d * np.float32(b["qs"][j])
+    for j in range(0, 32, 16):
+        store(y, j, d * load_signed(b["qs"], j))
 
 
 @kernel

@@ -132,7 +132,9 @@ def test_no_two_live_tensors_share_memory():
             a, b = (pool[rng.integers(len(pool))] for _ in range(2))
             kind = rng.integers(5)
             if kind == 0:
-                pool.append(ops.add(ctx, a, b) if a.ne == b.ne and a.is_contiguous and b.is_contiguous else ops.cont(ctx, a))
+                pool.append(
+                    ops.add(ctx, a, b) if a.ne == b.ne and a.is_contiguous and b.is_contiguous else ops.cont(ctx, a)
+                )
             elif kind == 1:
                 pool.append(ops.scale(ctx, a, 2.0) if a.is_float_rows else ops.cont(ctx, a))
             elif kind == 2:
@@ -149,7 +151,10 @@ def test_no_two_live_tensors_share_memory():
         for i, a in enumerate(roots):
             for b in roots[:i]:
                 lo, hi = max(alive[a][0], alive[b][0]), min(alive[a][1], alive[b][1])
-                apart = placed.offsets[a] + a.nbytes <= placed.offsets[b] or placed.offsets[b] + b.nbytes <= placed.offsets[a]
+                apart = (
+                    placed.offsets[a] + a.nbytes <= placed.offsets[b]
+                    or placed.offsets[b] + b.nbytes <= placed.offsets[a]
+                )
                 # one may take over the other's memory at the node where the first is read last
                 handed_over = placed.offsets[a] == placed.offsets[b] and lo == hi and trial % 2
                 assert apart or lo > hi or handed_over, (trial, a, b)

@@ -1,4 +1,4 @@
-"""Every op on both backends: the NumPy definition against the compiled kernel, over shapes, formats and strided views."""
+"""Every op on both backends: the NumPy definition against the compiled kernel, over shapes, formats, strided views."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,9 @@ CASES = {
     "mul_mat batch": lambda c: ops.mul_mat(c.ctx, c.floats(32, 20, 2, 3), c.floats(32, 6, 4, 3)),
     "mul_mat folded": lambda c: ops.mul_mat(c.ctx, c.floats(32, 20), c.floats(32, 6, 4, 3)),
     "mul_mat views": lambda c: ops.mul_mat(c.ctx, swapped(c, 32, 5, 4), swapped(c, 32, 3, 8)),
-    "attention": lambda c: ops.attention(c.ctx, c.floats(32, 70, 4, 2), c.floats(32, 70, 2, 2), c.floats(32, 70, 2, 2), 0.2),
+    "attention": lambda c: ops.attention(
+        c.ctx, c.floats(32, 70, 4, 2), c.floats(32, 70, 2, 2), c.floats(32, 70, 2, 2), 0.2
+    ),
     "attention past": lambda c: ops.attention(c.ctx, c.floats(16, 3, 2), c.floats(16, 9, 2), c.floats(8, 9, 2), 0.25),
     "attention one": lambda c: ops.attention(c.ctx, c.floats(16, 1, 2), c.floats(16, 1, 2), c.floats(16, 1, 2), 0.25),
     "attention views": lambda c: ops.attention(
@@ -182,7 +184,13 @@ CASES |= {
     "soft_max alibi": lambda c: ops.soft_max(c.ctx, c.floats(70, 5, 6), c.mask(70, 5, format=F16), 0.3, max_bias=8.0),
     "soft_max sinks": lambda c: ops.soft_max(c.ctx, c.floats(70, 5, 4), None, 0.3, sinks=c.floats(4)),
     "rope yarn": lambda c: ops.rope(
-        c.ctx, c.floats(64, 2, 5), c.ints(0, 9, 500, 3000, 9000), 64, 10000.0, 0.25, neox=True,
+        c.ctx,
+        c.floats(64, 2, 5),
+        c.ints(0, 9, 500, 3000, 9000),
+        64,
+        10000.0,
+        0.25,
+        neox=True,
         yarn=ops.Yarn(4096, 1.0, 0.9),
     ),
     "rope offset": lambda c: ops.rope(c.ctx, c.floats(24, 2, 3), c.ints(5, 6, 7), 16, 10000.0, offset=8),
@@ -359,5 +367,5 @@ def test_exp_is_accurate_and_keeps_the_limits():
     got = np.array([exp(v) for v in x], np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
         off = np.abs(got.astype(np.float64) - want) / want
-    assert np.nanmax(off[: 20001]) < 3e-7
+    assert np.nanmax(off[:20001]) < 3e-7
     assert got[20001:].tolist() == [0, 0, np.inf, 0, np.inf]

@@ -121,7 +121,7 @@ def test_an_op_that_a_backend_lacks_runs_elsewhere(cpu):
 
 def test_inputs_can_be_written_while_a_run_is_under_way(cpu):
     scheduler = Scheduler([cpu, get_backend("reference")], parallel=True)
-    x, y, graph = chain(["reference", "cpu"])
+    x, _, graph = chain(["reference", "cpu"])
     schedule = scheduler.allocate(graph)
     names = [c.name for c in schedule._slots[2].copies[0].values()]
     assert names == ["reference#x#2"]

@@ -97,7 +97,12 @@ def test_windows():
 
 @pytest.mark.parametrize(
     ("n", "n_ctx", "chunks", "message"),
-    [(9, 5, None, "9 tokens, two contexts of 5"), (50, 3, None, "leaves nothing"), (50, 5, 0, "0 chunks"), (0, 5, None, "0 tokens")],
+    [
+        (9, 5, None, "9 tokens, two contexts of 5"),
+        (50, 3, None, "leaves nothing"),
+        (50, 5, 0, "0 chunks"),
+        (0, 5, None, "0 tokens"),
+    ],
 )
 def test_windows_that_do_not_work(n, n_ctx, chunks, message):
     with pytest.raises(EngineError, match=message):

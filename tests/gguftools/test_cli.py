@@ -1,0 +1,249 @@
+"""The command line as a user meets it: results, exit codes, and one line for everything that can go wrong."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gguftools
+from gguftools.cli import main
+
+TEXT = gguftools.demo_text("valid")
+
+
+def run(*arguments: object, **options) -> subprocess.CompletedProcess:
+    """`gguftools ...` in a process of its own."""
+    command = [sys.executable, "-m", "gguftools", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def fails(capsys, *arguments: object, code: int = 1) -> str:
+    """Run in this process; returns the one line on stderr."""
+    assert main(list(map(str, arguments))) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.fixture
+def files(tiny, tmp_path):
+    """A folder with a model, a damaged copy, a foreign file, and a text."""
+    shutil.copy(tiny["bf16"], tmp_path / "m.gguf")
+    data = tiny["bf16"].read_bytes()
+    (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
+    (tmp_path / "foreign.gguf").write_bytes(b"\x7fELF" + bytes(100))
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "short.txt").write_text("Too short.")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 1000)
+    return tmp_path
+
+
+READERS = {
+    "inspect": lambda f, m: ("inspect", m),
+    "quantize": lambda f, m: ("quantize", m, f / "out.gguf", "Q8_0"),
+    "perplexity": lambda f, m: ("perplexity", m, "-f", TEXT),
+    "imatrix": lambda f, m: ("imatrix", m, "-f", TEXT, "-o", f / "out.gguf"),
+    "demo": lambda f, m: ("demo", "--model", m),
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.gguf", "no such file"),
+        ("short.gguf", "truncated: tensor '"),
+        ("foreign.gguf", "not a GGUF file"),
+        ("empty.gguf", "the file is empty"),
+    ],
+)
+def test_unreadable_models(files, capsys, command, name, message):
+    before = leftovers(files)
+    line = fails(capsys, *READERS[command](files, files / name))
+    assert message in line
+    assert name in line
+    assert leftovers(files) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.txt", "No such file"),
+        ("empty.txt", "the text is empty"),
+        ("latin.txt", "is not UTF-8 text (byte 3)"),
+        ("short.txt", "two contexts of 512 are needed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["perplexity", "imatrix"])
+def test_unreadable_texts(files, capsys, command, name, message):
+    before = leftovers(files)
+    more = ("-o", files / "out.gguf") if command == "imatrix" else ()
+    assert message in fails(capsys, command, files / "m.gguf", "-f", files / name, *more)
+    assert leftovers(files) == before
+
+
+def test_context_beyond_the_model(files, capsys):
+    line = fails(capsys, "perplexity", files / "m.gguf", "-f", TEXT, "-c", "2048")
+    assert "beyond the 1024 tokens" in line
+
+
+@pytest.mark.parametrize("link", ["same", "relative", "symbolic", "hard"])
+@pytest.mark.parametrize("command", ["quantize", "imatrix"])
+def test_output_is_the_input(files, capsys, command, link, monkeypatch):
+    model = files / "m.gguf"
+    before = model.read_bytes()
+    target = files / "link.gguf"
+    if link == "symbolic":
+        target.symlink_to(model)
+    elif link == "hard":
+        target.hardlink_to(model)
+    elif link == "relative":
+        monkeypatch.chdir(files)
+        target = Path("./m.gguf")
+    else:
+        target = model
+    arguments = (
+        (command, model, target, "Q8_0") if command == "quantize" else (command, model, "-f", TEXT, "-o", target)
+    )
+    assert "is the input file" in fails(capsys, *arguments)
+    assert model.read_bytes() == before
+
+
+def test_output_folder_is_missing(files, capsys):
+    line = fails(capsys, "quantize", files / "m.gguf", files / "nowhere" / "out.gguf", "Q8_0")
+    assert "does not exist; make it first" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+        (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(bytes(7)), "model.safetensors"),
+        (lambda f: os.truncate(f / "model.safetensors", 5_000_000), "model.safetensors"),
+    ],
+)
+def test_damaged_folders(tiny_folder, tmp_path, capsys, change, message):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    change(folder)
+    assert message in fails(capsys, "convert", folder, "-o", tmp_path / "out.gguf")
+    assert leftovers(tmp_path) == ["model"]
+
+
+def test_unknown_architecture(tiny_folder, tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    line = fails(capsys, "convert", folder, "-o", tmp_path / "out.gguf")
+    assert "unsupported model class MambaForCausalLM; this version has: " in line
+
+
+def test_unknown_type_names_the_nearest(files, capsys):
+    line = fails(capsys, "quantize", files / "m.gguf", files / "out.gguf", "Q4_KM")
+    assert "unknown preset 'Q4_KM'; did you mean Q4_K_M?" in line
+
+
+def test_quantized_source(files, capsys):
+    assert main(["quantize", str(files / "m.gguf"), str(files / "q8.gguf"), "q8_0"]) == 0
+    capsys.readouterr()
+    line = fails(capsys, "quantize", files / "q8.gguf", files / "out.gguf", "Q4_0")
+    assert "--allow-requantize" in line
+    assert not (files / "out.gguf").exists()
+
+
+def test_weights_that_are_not_finite(files, capsys):
+    with gguftools.open(files / "m.gguf") as f:
+        view = f.tensors["blk.2.ffn_up.weight"]
+        at = f.data_offset + view.offset + 2 * (256 * 7 + 3)  # row 7, column 3
+    with (files / "m.gguf").open("r+b") as file:
+        file.seek(at)
+        file.write(np.uint16(0x7FC0).tobytes())
+    line = fails(capsys, "quantize", files / "m.gguf", files / "out.gguf", "Q4_0")
+    assert "blk.2.ffn_up.weight: row 7, column 3 is nan" in line
+    assert "out.gguf" not in leftovers(files)
+
+
+def test_full_disk(files):
+    """A file size limit stands for a full disk: the write fails in the middle."""
+    before = (files / "m.gguf").read_bytes()
+    names = leftovers(files)
+    done = run(
+        "quantize", files / "m.gguf", files / "out.gguf", "Q8_0",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    assert "out.gguf: cannot be written" in line
+    assert "Traceback" not in done.stderr
+    assert leftovers(files) == names
+    assert (files / "m.gguf").read_bytes() == before
+
+
+def test_wrong_usage_is_2():
+    assert run("quantize", "only-one").returncode == 2
+    assert run("no-such-command").returncode == 2
+    assert run("inspect", "--no-such-option", "x").returncode == 2
+
+
+def test_closed_pipe_is_quiet(tiny):
+    command = f'"{sys.executable}" -m gguftools inspect "{tiny["bf16"]}" | head -1'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_version_and_completion():
+    assert run("--version").stdout == f"gguftools {gguftools.__version__}\n"
+    shown = run("--show-completion", env=os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert shown.returncode in (0, 2)
+    complete = os.environ | {"_GGUFTOOLS_COMPLETE": "complete_bash", "COMP_WORDS": "gguftools in", "COMP_CWORD": "1"}
+    assert "inspect" in run(env=complete).stdout
+
+
+def test_json_everywhere(files, capsys, tiny_folder):
+    model = str(files / "m.gguf")
+    for arguments in (
+        ("convert", str(tiny_folder), "-o", str(files / "c.gguf")),
+        ("inspect", model),
+        ("quantize", model, str(files / "q.gguf"), "Q4_0"),
+        ("imatrix", model, "-f", str(TEXT), "-o", str(files / "i.gguf"), "-c", "64", "--chunks", "2"),
+        ("perplexity", model, "-f", str(TEXT), "-c", "64", "--chunks", "2", "--kl-divergence", model),
+        ("demo", "--types", "Q8_0", "--chunks", "2"),
+    ):
+        assert main([*arguments, "--json"]) == 0, arguments
+        found = json.loads(capsys.readouterr().out)
+        assert found
+    assert [rung["type"] for rung in found] == ["BF16", "Q8_0"]
+    assert found[0]["divergence"]["mean_kld"] == {"value": 0.0, "error": 0.0}
+
+
+def test_demo_keeps_its_files(tmp_path, capsys):
+    assert main(["demo", "--types", "q8_0,Q4_0", "--chunks", "2", "--out", str(tmp_path / "d")]) == 0
+    assert leftovers(tmp_path / "d") == ["imatrix.gguf", "tiny-Q4_0.gguf", "tiny-Q8_0.gguf", "tiny.gguf"]
+    assert "bits/weight" in capsys.readouterr().out
+
+
+def test_demo_refuses_unknown_types_first(tmp_path, capsys):
+    assert "Q9_9" in fails(capsys, "demo", "--types", "Q8_0,Q9_9", "--out", tmp_path / "d")
+    assert not (tmp_path / "d").exists()

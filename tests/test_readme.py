@@ -1,0 +1,92 @@
+"""The README is executed: its commands, its Python, its table of formats."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gguftools
+from quant import FORMATS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+SHELL = [body for language, body in BLOCKS if language == "sh"]
+PYTHON = [body for language, body in BLOCKS if language == "python"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | more
+
+
+def test_there_is_something_to_execute():
+    assert len(SHELL) == 3
+    assert len(PYTHON) == 1
+    assert "pip install . && gguftools demo\n" in SHELL[0]
+    assert "pip install '.[test]' && pytest\n" in SHELL[2]
+
+
+@pytest.mark.slow
+def test_commands(tmp_path):
+    """Every `gguftools` line, in order, in one folder, as a user's shell would run them."""
+    lines = [line for line in SHELL[1].splitlines() if line.startswith("gguftools ")]
+    assert len(lines) >= 5
+    script = "set -eu\n" + "\n".join(lines)
+    names = environment(MODEL=str(gguftools.demo_folder()), TEXT=str(gguftools.demo_text("valid")))
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=names, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Final estimate: PPL = " in done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["imatrix.gguf", "model.gguf", "q4.gguf"]
+
+
+@pytest.mark.slow
+def test_demo_prints_the_table(tmp_path):
+    """The figures in the README are those that the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gguftools", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    table = next(body for language, body in BLOCKS if language == "" and body.startswith("type "))
+    for want, got in zip(table.splitlines(), done.stdout.splitlines(), strict=True):
+        cells, found = want.split(), got.split()
+        assert len(cells) == len(found)
+        for a, b in zip(cells, found):
+            if re.fullmatch(r"\d+\.\d{4,}", a):  # the last digits depend on the processor's vector width
+                assert float(b) == pytest.approx(float(a), rel=0.02, abs=2e-5)
+            elif re.fullmatch(r"\d+\.\d\d", a) and "%" in cells:
+                assert float(b) == pytest.approx(float(a), abs=0.5)
+            else:
+                assert a == b
+
+
+def test_python(tmp_path):
+    for body in PYTHON:
+        done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) == 4
+
+
+def format_table() -> str:
+    """The README's table of formats."""
+    rows = ["| type | bits per weight | read | written | with importance |", "|---|---|---|---|---|"]
+    for fmt in FORMATS.values():
+        if fmt.module is None:
+            continue
+        kernels = fmt.kernels
+        weighted, plain = kernels.quantize_weighted is not None, kernels.quantize is not None
+        use = "needed" if weighted and not plain else "used" if weighted else "ignored" if plain else ""
+        rows.append(f"| {fmt} | {fmt.bpw:g} | yes | {'yes' if weighted or plain else 'no'} | {use} |")
+    return "\n".join(rows)
+
+
+def test_table_of_formats():
+    found = re.search(r"<!-- formats:[^\n]*-->\n(.*?)\n\n", README, re.DOTALL)
+    assert found, "the marker of the table is gone"
+    assert found[1] == format_table(), "run `python -m tests.test_readme` and paste its output below the marker"
+
+
+if __name__ == "__main__":
+    print(format_table())
