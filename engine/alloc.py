@@ -1,12 +1,12 @@
 """Memory of a graph's intermediates, planned before anything runs.
 
-`plan` is a pure function from graph to places. Headers are walked in execution order. A node takes the memory of a dying
-source where its op allows that; else the smallest free block that fits; else the end of a chunk, which may grow; else a
-new chunk. When the last reader of a tensor has run, its memory returns to the free list and merges with its neighbours.
-The peak is the largest live set, not the sum.
+`plan` is a pure function from graph to places. Headers are walked in execution order. A node takes the memory of a
+dying source where its op allows that; else the smallest free block that fits; else the end of a chunk, which may grow;
+else a new chunk. When the last reader of a tensor has run, its memory returns to the free list and merges with its
+neighbours. The peak is the largest live set, not the sum.
 
-Views own nothing: they keep their root alive. Leafs and inputs are placed first; leafs that already have memory (weights,
-caches) are left alone, as are nodes that write into such memory. Kernels never allocate.
+Views own nothing: they keep their root alive. Leafs and inputs are placed first; leafs that already have memory
+(weights, caches) are left alone, as are nodes that write into such memory. Kernels never allocate.
 
 `Allocator` keeps the last plan and its memory: a graph of the same shape gets the same places without planning.
 """
@@ -51,8 +51,8 @@ class BufferType:
 @dataclass
 class Plan:
     """Places of planned tensors. sizes: bytes of every chunk of every buffer; naive: what no reuse would take;
-    allocated, reused: tensors with memory of their own, and those that took over a source's; last_use: index of the node
-    that reads a tensor last (one that nobody reads is kept to the end)."""
+    allocated, reused: tensors with memory of their own, and those that took over a source's; last_use: index of the
+    node that reads a tensor last (one that nobody reads is kept to the end)."""
 
     places: dict[Tensor, Place] = field(default_factory=dict)
     sizes: list[list[int]] = field(default_factory=list)
@@ -261,7 +261,8 @@ class _Slot(NamedTuple):
 
 class Allocator:
     """Plans, holds the memory, and binds graphs to it. `planned` and `reapplied` count how often a graph needed a new
-    plan, and how often the last one served. kinds: the buffers of the backends, in the order that `buffer_of` counts."""
+    plan, and how often the last one served. kinds: the buffers of the backends, in the order that `buffer_of`
+    counts."""
 
     def __init__(self, kinds: Sequence[BufferType] = (BufferType(),), inplace: bool = True):
         self.kinds = tuple(kinds)

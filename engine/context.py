@@ -101,8 +101,8 @@ def aligned(size: int) -> np.ndarray:
 
 
 def allocate(ctx: Context, backend: str | None = None) -> np.ndarray:
-    """Move a context's tensors from headers to memory: one buffer for all that have none yet, side by side; views follow
-    their roots. backend: the name of the backend that owns the memory. Returns the buffer."""
+    """Move a context's tensors from headers to memory: one buffer for all that have none yet, side by side; views
+    follow their roots. backend: the name of the backend that owns the memory. Returns the buffer."""
     bare = [t for t in ctx.tensors if t.buffer is None and t.view_src is None]
     sizes = [-(-t.nbytes // BUFFER_ALIGN) * BUFFER_ALIGN for t in bare]
     buffer = aligned(sum(sizes))

@@ -1,9 +1,9 @@
 """Fusion: neighbours in the graph that one kernel can do in one pass over memory, found when a graph is lowered.
 
-A pattern names the ops of consecutive nodes, and `merge` turns such nodes into the record of one kernel. Conditions that
-hold for all patterns are checked here: every node is to be run; a result that is dropped has one reader, the next node,
-and is neither an output nor a view; and nothing that is written overlaps something that is read, unless both are the
-same rows. A new pattern is a row of PATTERNS. Fused and single kernels give the same bits.
+A pattern names the ops of consecutive nodes, and `merge` turns such nodes into the record of one kernel. Conditions
+that hold for all patterns are checked here: every node is to be run; a result that is dropped has one reader, the next
+node, and is neither an output nor a view; and nothing that is written overlaps something that is read, unless both are
+the same rows. A new pattern is a row of PATTERNS. Fused and single kernels give the same bits.
 """
 
 from __future__ import annotations

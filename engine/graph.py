@@ -105,8 +105,8 @@ class Graph:
         return "\n".join(lines)
 
     def dot(self) -> str:
-        """The graph in Graphviz's language: weights and inputs as boxes, views pale, outputs with a double border, views
-        of memory as dashed lines. `dot -Tsvg` draws it."""
+        """The graph in Graphviz's language: weights and inputs as boxes, views pale, outputs with a double border,
+        views of memory as dashed lines. `dot -Tsvg` draws it."""
         from engine.ops.table import label
 
         name = {t: f"n{i}" for i, t in enumerate((*self.nodes, *self.leafs))}

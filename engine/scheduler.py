@@ -3,8 +3,8 @@
 Backends are listed by priority; the last takes what no other does, and holds the inputs that callers write. Assignment
 goes in passes over the nodes:
 
-1. fixed points: what the caller set, memory that a backend owns, inputs, and nodes that use a weight that a backend owns;
-2. each assignment spreads to its neighbours, down and up, first those of the backends before the last;
+1. fixed points: what the caller set, memory that a backend owns, inputs, and nodes that use a weight that a backend
+owns; 2. each assignment spreads to its neighbours, down and up, first those of the backends before the last;
 3. what is left goes where most of its sources lie; what could run on a backend of higher priority with the same memory
    moves there;
 4. sources that nobody placed follow their readers, views their roots.
@@ -86,8 +86,8 @@ class Scheduler:
         return _Assignment(self, graph, self._fixed).result()
 
     def split(self, graph: Graph, where: Mapping[Tensor, int]) -> list[Split]:
-        """The graph's nodes as runs on one backend each, with the sources that have to be copied; what a backend has got
-        once it keeps."""
+        """The graph's nodes as runs on one backend each, with the sources that have to be copied; what a backend has
+        got once it keeps."""
         splits: list[Split] = []
         got: set[tuple[Tensor, int]] = set()
         for i, node in enumerate(graph.nodes):
@@ -292,6 +292,11 @@ class Schedule:
                 ]
             )
         return self
+
+    @property
+    def originals(self) -> dict[Tensor, Tensor]:
+        """Clone that runs -> node of the graph."""
+        return {clone: node for slot in self._slots for node, clone in slot.clone.items()}
 
     @property
     def program(self) -> Schedule:

@@ -20,9 +20,10 @@ from gguftools.commands.imatrix import imatrix
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.trace import trace
 from gguftools.errors import GGUFError
 
-COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect)
+COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect, trace)
 
 app = typer.Typer(
     name="gguftools",

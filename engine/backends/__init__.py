@@ -66,6 +66,7 @@ register("cpu", _lazily("engine.backends.cpu", "CpuBackend", "threads", "threads
 register("reference", _lazily("engine.backends.reference", "ReferenceBackend"))
 
 __all__ = [
-    "Backend", "Device", "Entry", "EvalCallback", "Executable", "Program", "Status", "Timing", "get_backend", "register",
+    "Backend", "Device", "Entry", "EvalCallback", "Executable", "Program", "Status", "Timing", "get_backend",
+    "register",
     "registered",
 ]  # fmt: skip

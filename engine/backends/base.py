@@ -46,8 +46,8 @@ class Program(Protocol):
 
 
 class Backend(Protocol):
-    """`supports`: can it compute this node?; `compile`: nodes in order, with memory -> Program; `prepare`: a whole graph
-    whose weights are bound."""
+    """`supports`: can it compute this node?; `compile`: nodes in order, with memory -> Program; `prepare`: a whole
+    graph whose weights are bound."""
 
     name: str
     memory: BufferType

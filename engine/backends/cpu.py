@@ -73,8 +73,8 @@ class CpuBackend:
 
 
 def work_size(nodes: Sequence[Tensor], threads: int) -> int:
-    """Bytes of scratch for a graph: nodes run one after another, so the largest request counts, not the sum; and a cache
-    line a thread, so that no two write to one."""
+    """Bytes of scratch for a graph: nodes run one after another, so the largest request counts, not the sum; and a
+    cache line a thread, so that no two write to one."""
     sizes = [scratch(n, threads) for n in nodes if n.op is not None and (scratch := OPS[n.op].scratch) is not None]
     largest = max(sizes, default=0)
     return largest + CACHE_LINE * threads if largest else 0

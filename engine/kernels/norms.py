@@ -19,8 +19,8 @@ def _sum(a, b):
 
 
 def rms_norm(node, ith, nth, chunks):
-    """Sources: x; then, where ops are fused, the weight; the addend; and the place of x + addend, which is a result too.
-    One compiled function for all, so that fused and single ops agree to the last bit."""
+    """Sources: x; then, where ops are fused, the weight; the addend; and the place of x + addend, which is a result
+    too. One compiled function for all, so that fused and single ops agree to the last bit."""
     lo, hi = share(n_rows(node), ith, nth)
     n, eps = ne(node, 0, 0), param_f32(node, 0)
     for row in range(lo, hi):

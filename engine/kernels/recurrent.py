@@ -1,4 +1,5 @@
-"""Kernels of engine/ops/recurrent.py. Threads share heads (and channels of a convolution); tokens run one after another."""
+"""Kernels of engine/ops/recurrent.py. Threads share heads (and channels of a convolution); tokens run one after
+another."""
 
 import numpy as np
 

@@ -33,12 +33,12 @@ def attention(
 ) -> Tensor:
     """softmax(cap(q k^T * scale) + mask) v for every head and sequence (Vaswani et al. 2017, arXiv 1706.03762).
 
-    q: float32 [d, n_tokens, n_head, n_seq]; k: [d, n_kv, n_head_kv, n_seq]; v: [dv, n_kv, n_head_kv, n_seq], rows of any
-    format with any strides; n_head is a multiple of n_head_kv. Returns float32 [dv, n_head, n_tokens, n_seq].
+    q: float32 [d, n_tokens, n_head, n_seq]; k: [d, n_kv, n_head_kv, n_seq]; v: [dv, n_kv, n_head_kv, n_seq], rows of
+    any format with any strides; n_head is a multiple of n_head_kv. Returns float32 [dv, n_head, n_tokens, n_seq].
 
     mask: float32 or float16 [n_kv, n_tokens or more, heads, sequences], added to the scores (times ALiBi's slope with
-    max_bias); the last two axes repeat. Without a mask, `causal` token i, which is key i + n_kv - n_tokens, sees no later
-    key, and with a window > 0 only the last `window` keys up to its own. softcap > 0 bounds scores:
+    max_bias); the last two axes repeat. Without a mask, `causal` token i, which is key i + n_kv - n_tokens, sees no
+    later key, and with a window > 0 only the last `window` keys up to its own. softcap > 0 bounds scores:
     softcap * tanh(score / softcap). sinks: float32 [n_head], a further score in each sum that has no value.
     A query that sees nothing gives zeros.
     """

@@ -29,7 +29,8 @@ def cast(ctx: Context, a: Tensor, format: Format) -> Tensor:
 
 
 def cpy(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-    """Write the elements of `a`, in their order, into `b`, whatever the shapes and formats of both. Returns a view of b."""
+    """Write the elements of `a`, in their order, into `b`, whatever the shapes and formats of both. Returns a view of
+    b."""
     need(a.n_elements == b.n_elements, "CPY", "different numbers of elements", a, b)
     need(_convertible(a.format, b.format), "CPY", "formats do not convert", a, b)
     piece = math.gcd(a.ne[0], b.ne[0])

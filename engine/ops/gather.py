@@ -25,8 +25,8 @@ def get_rows(ctx: Context, a: Tensor, rows: Tensor) -> Tensor:
 def set_rows(ctx: Context, a: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     """a[:, rows[i, j, l], j, l] = values[:, i, j, l], encoded in a's format. Returns a view of `a`.
 
-    a: any format that can be written, [n, n_rows, b2, b3]; values: float32 [n, m, b2, b3]; rows: I64 or I32 [m, c2, c3],
-    where c2 and c3 divide b2 and b3; each below a's number of rows, and none twice.
+    a: any format that can be written, [n, n_rows, b2, b3]; values: float32 [n, m, b2, b3]; rows: I64 or I32 [m, c2,
+    c3], where c2 and c3 divide b2 and b3; each below a's number of rows, and none twice.
     """
     need(a.has_rows and values.is_float_rows, "SET_ROWS", "whole rows, float32 values", a, values)
     need(rows.format in (I32, I64) and rows.has_rows and rows.ne[3] == 1, "SET_ROWS", "I64 or I32 indices", rows)

@@ -1,4 +1,5 @@
-"""Variants of UNARY, GLU, ROPE and the reductions, as numbers that nodes carry in `params` and kernels are compiled for."""
+"""Variants of UNARY, GLU, ROPE and the reductions, as numbers that nodes carry in `params` and kernels are compiled
+for."""
 
 UNARY = (
     "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "silu", "hardswish",
@@ -16,6 +17,7 @@ REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP = range(l
 BINARY = ("add", "sub", "mul", "div")
 ADD, SUB, MUL, DIV = range(len(BINARY))
 
-#: Pairs that ROPE rotates: neighbours, or halves; and whence the positions come: one a token, or one of four by section.
+#: Pairs that ROPE rotates: neighbours, or halves; and whence the positions come: one a token, or one of four by
+#: section.
 ROPE = ("normal", "neox", "mrope", "imrope")
 ROPE_NORMAL, ROPE_NEOX, ROPE_MROPE, ROPE_IMROPE = range(len(ROPE))

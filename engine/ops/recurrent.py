@@ -108,7 +108,8 @@ def wkv6(ctx: Context, k: Tensor, v: Tensor, r: Tensor, first: Tensor, decay: Te
 
 
 def gated_linear_attn(ctx: Context, k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
-    """Gated linear attention (Yang et al. 2023, arXiv 2312.06635): S = g S + k v^T; out = scale q S. Shapes as in wkv6."""
+    """Gated linear attention (Yang et al. 2023, arXiv 2312.06635): S = g S + k v^T; out = scale q S. Shapes as in
+    wkv6."""
     return _linear(ctx, "GATED_LINEAR_ATTN", (k, v, q, g), (), state, (float(scale),))
 
 

@@ -51,8 +51,8 @@ def rope(
     frequency (Llama 3.1's and Phi 3's long contexts). yarn: see there.
 
     sections: of up to four numbers, for text with pictures (Qwen2-VL, arXiv 2409.12191): positions is then I32
-    [4 * n_tokens], time, height, width and one more, and pair i takes that of its section, cyclically; pairs are halves.
-    `interleaved` deals time, height and width out in turn (Qwen3-VL).
+    [4 * n_tokens], time, height, width and one more, and pair i takes that of its section, cyclically; pairs are
+    halves. `interleaved` deals time, height and width out in turn (Qwen3-VL).
     """
     need_rows("ROPE", a, freq_factors)
     need(positions.format is I32 and positions.nb[0] == 4, "ROPE", "I32 positions", positions)

@@ -34,8 +34,8 @@ def soft_max(
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray:
-    """ALiBi's factors of the mask, one a head: powers of 2^(-max_bias / n) for the largest power of two n <= n_head, and
-    for the rest odd powers of its square root. All 1 without a bias. float32 [n_head]."""
+    """ALiBi's factors of the mask, one a head: powers of 2^(-max_bias / n) for the largest power of two n <= n_head,
+    and for the rest odd powers of its square root. All 1 without a bias. float32 [n_head]."""
     if max_bias <= 0:
         return np.ones(n_head, np.float32)
     n = 1 << (n_head.bit_length() - 1)

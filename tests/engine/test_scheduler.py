@@ -164,7 +164,7 @@ def test_half_a_model_on_each_backend(tiny, data, cpu, order):
     np.testing.assert_allclose(logits[expected["rows0"]], expected["logits0"], atol=1e-4)
     session.hidden(expected["ids0"][None], observe=lambda name, x: seen.append(name))
     assert len(seen) == 7 * session.hparams.n_layer
-    schedule = next(e for key, (e, _) in session._prepared.items() if key[0] == "body")
+    schedule = session.prepared_body(1, len(expected["ids0"])).executable
     used = [schedule.scheduler.backends[s.backend].name for s in schedule.splits]
     assert set(used) == {"cpu", "reference"}
     assert len(used) <= 4
