@@ -85,7 +85,7 @@ def describe(found: Trace) -> dict[str, Any]:
                 "naive": g.naive,
                 "scratch": g.scratch,
                 "events": [asdict(e) for e in g.events],
-                "totals": [{"op": op, "nodes": n, "nanoseconds": ns} for op, n, ns in g.totals()],
+                "totals": [{"op": op, "steps": n, "nanoseconds": ns} for op, n, ns in g.totals()],
             }
             for g in found.graphs
         ],
