@@ -373,7 +373,8 @@ def run_program(ith, nth, sync):
                 store_i64(times + 8 * i, call_clock(load_i64(sync + 8 * CLOCK)))
             atomic_store(chunk, nth)  # chunks 0..nth-1 belong to the threads, the rest are taken as they come
         barrier(sync, nth)
-        if atomic_load(sync + 8 * ABORTED) != 0:
+        done: int = atomic_load(sync + 8 * ABORTED)
+        if done != 0 and done <= i:  # thread 0 may be a node ahead: its word counts behind the next barrier
             break
         call_kernel(load_i64(program + 16 * i), load_i64(program + 16 * i + 8), ith, nth, chunk)
         if ith == 0 and abort != 0 and i + 1 < length and call_plain(abort) != 0:
@@ -406,8 +407,8 @@ def work(ith, seen, poll, sync):
 
 @fast_kernel
 def publish(address, value):
-    """Store an int64; what was written before is visible to whoever sees it."""
-    atomic_store(address, value)
+    """Store an int64; what was written before is visible to whoever sees it, and no later load overtakes it."""
+    atomic_exchange(address, value)
 
 
 @fast_kernel

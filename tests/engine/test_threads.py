@@ -90,6 +90,18 @@ def test_a_run_can_be_ended(name, threads):
     assert (y.array() == 20).all()
 
 
+def test_slow_peers_finish_the_node_at_which_a_run_ends():
+    """Thread 0 may set the end while its peers have not yet begun the node: all must stop at the same one."""
+    backend = CpuBackend(4, poll=1)
+    x, y, graph = chain()
+    executable = backend.prepare(graph)
+    for i in range(300):
+        x.array()[...] = 0
+        assert executable.run(abort=lambda: True) is Status.ABORTED
+        assert (y.array() == 1).all(), i
+    backend.close()
+
+
 def test_an_exception_ends_a_run_and_is_raised():
     x, _, graph = chain()
     executable = get_backend("cpu", 2).prepare(graph)
