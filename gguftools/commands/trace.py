@@ -102,7 +102,7 @@ def _print(found: Trace, text: str, following: str) -> None:
         ("memory", "size", "lives", "what"), ((m.name, report.size(m.bytes), m.lifetime, m.what) for m in found.memory)
     )
     report.write()
-    report.write(f"next token: {found.next_token} {report.plain(following)!r}")
+    report.write(f"next token: {found.next_token} '{report.plain(following)}'")
 
 
 def _print_graph(graph: GraphTrace) -> None:
