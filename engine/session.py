@@ -8,12 +8,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.backends import Backend, Executable, get_backend
+from engine.backends import Backend, Status, get_backend
+from engine.backends.base import AbortCallback, Timing
 from engine.context import Context
 from engine.errors import EngineError
 from engine.graph import Graph
+from engine.memory import Memory, Prepared, report
 from engine.models import get_arch
 from engine.ops.op import F32, I32
+from engine.scheduler import Scheduler
 from engine.tensor import Flag, Tensor
 from engine.tokenizer import Tokenizer, from_metadata
 from quant import Format
@@ -41,6 +44,9 @@ class Session:
     Weights are used where they lie, never expanded as a whole. Graphs are kept: a second call with the same number of
     tokens builds and plans nothing (`graphs_built`, `graphs_reused` count).
 
+    backend: a name, or a backend (a `Scheduler` too); threads: of it, for one token at a time; threads_batch: for many
+    at once, the same by default; None means all cores.
+
     Raises EngineError for an architecture we do not have, for missing or unknown tensors and for wrong shapes.
     """
 
@@ -48,8 +54,9 @@ class Session:
         self,
         metadata: Mapping[str, Any],
         tensors: Mapping[str, WeightView] | None,
-        backend: str | Backend = "cpu",
+        backend: str | Backend | Scheduler = "cpu",
         threads: int | None = None,
+        threads_batch: int | None = None,
     ):
         self.metadata = metadata
         self.graphs_built = self.graphs_reused = 0
@@ -61,9 +68,15 @@ class Session:
         embedding = tensors.get("token_embd.weight")
         if self.hparams.n_vocab is None and embedding is not None:
             self.hparams.n_vocab = embedding.shape[0]
+        self._headers = Context()
         self.weights = self._bind(tensors)
-        self.backend = get_backend(backend, threads) if isinstance(backend, str) else backend
-        self._prepared: dict[tuple, tuple[Executable, dict[str, Tensor]]] = {}
+        self.backend = (
+            get_backend(backend, threads, threads_batch=threads_batch) if isinstance(backend, str) else backend
+        )
+        self._threads = threads
+        self.abort: AbortCallback | None = None  # asked after every node; a run that it ends raises EngineError
+        self.on_run: Callable[[Prepared, list[Timing]], None] | None = None  # told after every run what its steps took
+        self._prepared: dict[tuple, Prepared] = {}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -116,20 +129,44 @@ class Session:
         rows = None
         if (first, last) != (0, n_tokens):
             rows = (np.arange(n_seq)[:, None] * n_tokens + np.arange(first, last)).astype(np.int32).reshape(-1)
-        executable, io = self._graph(("body", n_seq, n_tokens, None if rows is None else rows.size))
+        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size)
+        io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
         io["positions"].array()[...] = np.arange(n_tokens)
         if rows is not None:
             io["rows"].array()[...] = rows
-        executable.run(None if observe is None else _observing(observe))
+        self._run(prepared, observe)
         return io["result"].array()[0, 0].copy()
 
     def head(self, hidden: np.ndarray, observe: Observer | None = None) -> np.ndarray:
         """Logits of hidden states [n, n_embd]: float32 [n, n_vocab], valid until the next call."""
-        executable, io = self._graph(("head", hidden.shape[0]))
-        io["hidden"].array()[...] = hidden
-        executable.run(None if observe is None else _observing(observe))
-        return io["result"].array()[0, 0]
+        prepared = self.prepared_head(hidden.shape[0])
+        prepared.io["hidden"].array()[...] = hidden
+        self._run(prepared, observe)
+        return prepared.io["result"].array()[0, 0]
+
+    def prepared_body(self, n_seq: int, n_tokens: int, n_rows: int | None = None) -> Prepared:
+        """The graph from tokens to hidden states, built and planned now if it is not there yet."""
+        self._need_weights()
+        return self._graph(("body", n_seq, n_tokens, n_rows), n_seq * n_tokens)
+
+    def prepared_head(self, n: int) -> Prepared:
+        """The graph from `n` hidden states to logits."""
+        self._need_weights()
+        return self._graph(("head", n), n)
+
+    def memory(self) -> list[Memory]:
+        """What the model and its graphs take now: the five memories of `engine/memory.py`."""
+        self._need_weights()
+        return report(self._headers, self.weights.values(), list(self._prepared.values()))
+
+    def _run(self, prepared: Prepared, observe: Observer | None) -> None:
+        callback = None if observe is None else _observing(observe)
+        timings: list[Timing] | None = None if self.on_run is None else []
+        if prepared.executable.run(callback, self.abort, timings) is Status.ABORTED:
+            raise EngineError("the run was ended by its abort callback")
+        if self.on_run is not None:
+            self.on_run(prepared, timings or [])
 
     def check_context(self, n_ctx: int) -> None:
         """Raises EngineError for windows longer than the model was trained for."""
@@ -159,7 +196,7 @@ class Session:
         unknown = next((name for name in tensors if name not in expected), None)
         if unknown is not None:
             raise EngineError(f"tensor '{unknown}' is not part of a {self.arch.name} model: this version cannot run it")
-        ctx, weights = Context(), {}
+        ctx, weights = self._headers, {}
         for name, (row, shape) in expected.items():
             view = tensors.get(name)
             if view is None:
@@ -174,23 +211,24 @@ class Session:
             weights[name].bind(np.asarray(view.data).reshape(-1))
         return weights
 
-    def _graph(self, key: tuple) -> tuple[Executable, dict[str, Tensor]]:
+    def _graph(self, key: tuple, n_tokens: int) -> Prepared:
         if key in self._prepared:
             self.graphs_reused += 1
             return self._prepared[key]
+        ctx = Context()
         build = self._build_body if key[0] == "body" else self._build_head
-        io = build(*key[1:])
+        io = build(ctx, *key[1:])
         io["result"].flags |= Flag.OUTPUT
         io["result"].name = "result"
-        executable = self.backend.prepare(Graph(max(2048, 32 * self.hparams.n_layer)).expand(io["result"]))
+        graph = Graph(max(2048, 32 * self.hparams.n_layer), ctx).expand(io["result"])
+        executable = self.backend.prepare(graph, self._threads if n_tokens == 1 else None)
         self.graphs_built += 1
         while len(self._prepared) >= 4:  # a run uses two or three shapes
             self._prepared.pop(next(iter(self._prepared)))
-        self._prepared[key] = executable, io
-        return executable, io
+        self._prepared[key] = Prepared(executable, io, ctx)
+        return self._prepared[key]
 
-    def _build_body(self, n_seq: int, n_tokens: int, n_rows: int | None) -> dict[str, Tensor]:
-        ctx = Context()
+    def _build_body(self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None) -> dict[str, Tensor]:
         io = {
             "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
             "positions": _input(ctx, I32, n_tokens, name="positions"),
@@ -202,8 +240,7 @@ class Session:
         )
         return io
 
-    def _build_head(self, n: int) -> dict[str, Tensor]:
-        ctx = Context()
+    def _build_head(self, ctx: Context, n: int) -> dict[str, Tensor]:
         hidden = _input(ctx, F32, self.hparams.n_embd, n, name="hidden")
         return {"hidden": hidden, "result": self.arch.head(ctx, self.hparams, self.weights, hidden)}
 

@@ -37,6 +37,7 @@ from gguftools.commands.quantize import quantize
 from gguftools.commands.split import merge, split
 from gguftools.commands.template import template
 from gguftools.commands.tokenize import tokenize
+from gguftools.commands.trace import trace
 from gguftools.commands.verify import verify
 from gguftools.errors import GGUFError
 from gguftools.files import guard_maps
@@ -44,7 +45,7 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect, tokenize, template)
+COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect, tokenize, template, trace)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
 
 app = typer.Typer(

@@ -10,11 +10,15 @@ from gguftools.gguf.reader import GGUF
 
 if TYPE_CHECKING:
     from engine.backends import Backend
+    from engine.scheduler import Scheduler
     from engine.session import Session
 
 
 def load(
-    path: str | os.PathLike, backend: str | Backend = "cpu", threads: int | None = None, vocab_only: bool = False
+    path: str | os.PathLike,
+    backend: str | Backend | Scheduler = "cpu",
+    threads: int | None = None,
+    vocab_only: bool = False,
 ) -> Session:
     """Open a GGUF model for running; its weights stay in the file's memory map.
 

@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
-import numpy as np
-
-from engine.alloc import Plan, plan
+from engine.alloc import Allocator, BufferType, Plan
 from engine.graph import Graph
 from engine.tensor import Tensor
 
 #: Called with (node, True) before a node is run: does the caller want to see it? If so, with (node, False) after it.
 EvalCallback = Callable[[Tensor, bool], bool]
+#: Called after a node: should the run end here?
+AbortCallback = Callable[[], bool]
 
 
-class Executable(Protocol):
-    """A graph with memory. Write the inputs through `tensor.array()`, run, read the outputs the same way."""
+class Status(IntEnum):
+    """How a run ended. Failures raise instead (EngineError, MemoryError)."""
 
-    graph: Graph
-    plan: Plan
+    SUCCESS = 0
+    ABORTED = 1
 
-    def run(self, callback: EvalCallback | None = None) -> None: ...
+
+@dataclass(frozen=True)
+class Timing:
+    """What one step of a program took: the nodes that it computed (several where fused), and nanoseconds."""
+
+    nodes: tuple[Tensor, ...]
+    nanoseconds: int
+
+
+class Program(Protocol):
+    """Nodes in a form that a backend runs at once. Their memory is bound. `scratch_size`: bytes that nodes share."""
+
+    scratch_size: int
+
+    def run(
+        self,
+        callback: EvalCallback | None = None,
+        abort: AbortCallback | None = None,
+        timings: list[Timing] | None = None,
+    ) -> Status: ...
 
 
 class Backend(Protocol):
-    """Prepares graphs whose weights are bound."""
+    """`supports`: can it compute this node?; `compile`: nodes in order, with memory -> Program; `prepare`: a whole
+    graph whose weights are bound."""
 
-    def prepare(self, graph: Graph) -> Executable: ...
+    name: str
+    memory: BufferType
+
+    def supports(self, node: Tensor) -> bool: ...
+
+    def compile(self, nodes: Sequence[Tensor], graph: Graph, threads: int | None = None) -> Program: ...
+
+    def prepare(self, graph: Graph, threads: int | None = None) -> Executable: ...
 
 
-def place(graph: Graph) -> tuple[Plan, np.ndarray]:
-    """Plan a graph's memory, make the arena, bind every tensor to its place. Keep the arena as long as the graph."""
-    placed = plan(graph)
-    arena = np.zeros(placed.size + 64, np.uint8)
-    start = -arena.ctypes.data % 64
-    for tensor in (*graph.leafs, *graph.nodes):
-        if tensor in placed.offsets:
-            tensor.bind(arena, start + placed.offsets[tensor])
-    for tensor in graph.nodes:
-        if tensor.view_src is not None:
-            root = tensor.view_src
-            assert root.buffer is not None
-            tensor.bind(root.buffer, root.offset + tensor.view_offs)
-    return placed, arena
+class Executable:
+    """A graph with memory and a program. Write the inputs through `tensor.array()`, run, read the outputs likewise."""
+
+    def __init__(self, graph: Graph, backend: Backend, threads: int | None = None, allocator: Allocator | None = None):
+        self.graph = graph
+        self.allocator = allocator or Allocator((backend.memory,))
+        self.plan: Plan = self.allocator.allocate(graph)
+        self.program = backend.compile(graph.nodes, graph, threads)
+
+    def run(
+        self,
+        callback: EvalCallback | None = None,
+        abort: AbortCallback | None = None,
+        timings: list[Timing] | None = None,
+    ) -> Status:
+        """Compute all nodes in order. callback: see EvalCallback; abort: asked after every node, a run that it ends
+        returns ABORTED; timings: is filled with what each step took."""
+        return self.program.run(callback, abort, timings)

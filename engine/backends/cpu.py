@@ -1,129 +1,221 @@
 """The backend in numba: a graph becomes a flat program that resident threads run without Python between nodes.
 
-`prepare` places the memory, compiles the kernels that the graph needs (once a process, cached on disk) and writes one
-record a node (`engine/kernels/node.py`). `run` wakes the threads; between runs they sleep. An evaluation callback cuts
-the program behind the nodes that it asks for.
+Lowering compiles the kernels that the nodes need (once a process, cached on disk) and writes one record a node
+(`engine/kernels/node.py`). Neighbours that one kernel can do are fused (`engine/fusion.py`). A node that has no kernel
+for its formats runs by its definition, between two native parts. An evaluation callback sees every node, unfused; it
+cuts the program behind those that it asks for.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import re
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
 import numpy as np
 import scipy.linalg.cython_blas as blas
-from threadpoolctl import ThreadpoolController
 
-from engine.backends.base import EvalCallback, place
+from engine import fusion
+from engine.alloc import BufferType
+from engine.backends.base import AbortCallback, EvalCallback, Executable, Status, Timing
+from engine.backends.pool import POLL, Pool
+from engine.backends.reference import compute
+from engine.context import aligned
+from engine.fusion import Fused
 from engine.graph import Graph
 from engine.kernels import node as layout
-from engine.ops.attn import QUERY_TILE
 from engine.ops.matmul import tile_rows
 from engine.ops.table import OPS
-from engine.tensor import Tensor
+from engine.tensor import Flag, Tensor
+
+CACHE_LINE = 64  # bytes
 
 _kernels: dict[tuple, object] = {}
 _kernels_lock = threading.Lock()
 
 
 class CpuBackend:
-    """Threads that live as long as the backend. threads: None means all cores."""
+    """Threads that live as long as the backend. threads: for graphs of one token, None means all cores; threads_batch:
+    for larger ones, the same by default; fuse: merge neighbours; poll: how long idle threads look before they sleep."""
 
-    def __init__(self, threads: int | None = None):
+    name = "cpu"
+    memory = BufferType("cpu", CACHE_LINE)
+
+    def __init__(
+        self, threads: int | None = None, threads_batch: int | None = None, fuse: bool = True, poll: int = POLL
+    ):
         self.threads = max(1, threads or os.cpu_count() or 1)
-        self._pool = _Pool(self.threads)
+        self.threads_batch = threads_batch or self.threads
+        self.fuse = fuse
+        self._pool = Pool(max(self.threads, self.threads_batch), poll)
 
-    def prepare(self, graph: Graph) -> CpuExecutable:
-        return CpuExecutable(graph, self._pool)
+    def supports(self, node: Tensor) -> bool:
+        """Whether there is a kernel for the node's op and formats."""
+        op = OPS.get(node.op)
+        return op is not None and (op.empty or (op.kernel is not None and (op.covers is None or op.covers(node))))
+
+    def compile(self, nodes: Sequence[Tensor], graph: Graph, threads: int | None = None) -> CpuProgram:
+        """See `Backend`. threads: at most as many as the backend has; None means `threads_batch`."""
+        return CpuProgram(nodes, graph, self, min(threads or self.threads_batch, self._pool.threads))
+
+    def prepare(self, graph: Graph, threads: int | None = None) -> Executable:
+        """See `Backend`."""
+        return Executable(graph, self, threads)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()
 
 
-class CpuExecutable:
-    def __init__(self, graph: Graph, pool: _Pool):
-        self.graph = graph
-        self._pool = pool
-        self.plan, self._arena = place(graph)
-        self._nodes = [n for n in graph.nodes if not OPS[n.op].empty]
-        needed = [OPS[n.op].scratch for n in self._nodes]
-        sizes = [scratch(n, pool.threads) for scratch, n in zip(needed, self._nodes) if scratch is not None]
-        # nodes run one after another, so they share one scratch: the largest request, not the sum
-        self.scratch = np.empty(max(sizes, default=0) + 64 * pool.threads, np.uint8)
-        self._records = np.zeros((len(self._nodes), layout.RECORD), np.int64)
-        self._program = np.empty((len(self._nodes), 2), np.int64)
-        self._keep = []
-        for i, n in enumerate(self._nodes):
-            compiled = _kernel(n)
-            self._keep.append(compiled)
-            self._fill(self._records[i], n)
-            self._program[i] = compiled.address, self._records[i].ctypes.data
+def work_size(nodes: Sequence[Tensor], threads: int) -> int:
+    """Bytes of scratch for a graph: nodes run one after another, so the largest request counts, not the sum; and a
+    cache line a thread, so that no two write to one."""
+    sizes = [scratch(n, threads) for n in nodes if n.op is not None and (scratch := OPS[n.op].scratch) is not None]
+    largest = max(sizes, default=0)
+    return largest + CACHE_LINE * threads if largest else 0
 
-    def _fill(self, record: np.ndarray, n: Tensor) -> None:
-        for which, tensor in enumerate((n, *n.src)):
+
+@dataclass(frozen=True)
+class _Step:
+    """nodes: what it computes; row: its line of the native program, or -1 if it runs by its definition."""
+
+    nodes: tuple[Tensor, ...]
+    row: int
+
+
+class CpuProgram:
+    """Two forms of the same nodes: one step a node for callbacks, and one with fused steps for all other runs."""
+
+    def __init__(self, nodes: Sequence[Tensor], graph: Graph, backend: CpuBackend, threads: int):
+        self._pool, self.threads = backend._pool, threads
+        active = [n for n in nodes if not n.is_empty_op and n.flags & Flag.COMPUTE]
+        native = [n for n in active if backend.supports(n)]
+        self.scratch_size = work_size(native, threads)
+        self._scratch = aligned(max(1, self.scratch_size))
+        singles: list[_Step] = []
+        fused: list[_Step] = []
+        lowered: list[tuple[object, Fused]] = []
+        rows: dict[Tensor, int] = {}
+        for n in active:
+            if backend.supports(n):
+                rows[n] = len(lowered)
+                assert n.op is not None
+                lowered.append((_kernel(n), Fused(n.op, n, n.src, n.params)))
+            singles.append(_Step((n,), rows.get(n, -1)))
+        at = 0
+        while at < len(active):
+            found = fusion.match(active, at, graph.use_counts) if backend.fuse and active[at] in rows else None
+            if found is None:
+                fused.append(singles[at])
+                at += 1
+                continue
+            pattern, merged = found
+            fused.append(_Step(tuple(active[at : at + len(pattern.ops)]), len(lowered)))
+            lowered.append((_kernel(_as_node(merged)), merged))
+            at += len(pattern.ops)
+        self._records = np.zeros((len(lowered), layout.RECORD), np.int64)
+        self._lines = np.empty((len(lowered), 2), np.int64)
+        self._keep = [kernel for kernel, _ in lowered]
+        for i, (kernel, what) in enumerate(lowered):
+            self._fill(self._records[i], what)
+            self._lines[i] = kernel.address, self._records[i].ctypes.data  # type: ignore[attr-defined]
+        self._singles, self.steps = singles, fused
+        self._parts = _parts(fused, self._lines)
+
+    @property
+    def fused(self) -> int:
+        """Nodes that were merged into others."""
+        return sum(len(step.nodes) - 1 for step in self.steps)
+
+    def _fill(self, record: np.ndarray, what: Fused) -> None:
+        for which, tensor in enumerate((what.result, *what.src)):
             if tensor is not None:
                 at = which * layout.TENSOR_SLOTS
                 record[at : at + layout.TENSOR_SLOTS] = tensor.address, *tensor.ne, *tensor.nb
-        params = n.params
-        if n.op == "MUL_MAT":
-            params = (tile_rows(n.ne[0], self._pool.threads),)
-        elif n.op == "ATTENTION":
-            params = (*params, min(QUERY_TILE, n.src[0].ne[1]))
-        for i, value in enumerate(params):
+        for i, value in enumerate(what.params):
             bits = np.float64(value).view(np.int64) if isinstance(value, float) else value
             record[layout.PARAMS + i] = bits
-        record[layout.SCRATCH] = -(-self.scratch.ctypes.data // 64) * 64
+        record[layout.SCRATCH] = self._scratch.ctypes.data
         record[layout.SGEMM] = _sgemm_address()
+        if what.op in ("MUL_MAT", "MUL_MAT_ID"):
+            record[layout.CHOSEN] = tile_rows(what.src[0].ne[1], self.threads)
 
-    def run(self, callback: EvalCallback | None = None) -> None:
+    def run(
+        self,
+        callback: EvalCallback | None = None,
+        abort: AbortCallback | None = None,
+        timings: list[Timing] | None = None,
+    ) -> Status:
+        """See `Executable.run`."""
         if callback is None:
-            self._pool.run(self._program)
-            return
-        start = 0
-        for i, n in enumerate(self._nodes):
-            if callback(n, True):
-                self._pool.run(self._program[start : i + 1])
-                start = i + 1
-                callback(n, False)
-        if start < len(self._nodes):
-            self._pool.run(self._program[start:])
+            return self._run(self._parts, abort, timings)
+        held: list[_Step] = []
+        for step in self._singles:
+            wanted = callback(step.nodes[0], True)
+            held.append(step)
+            if wanted or step is self._singles[-1]:
+                status = self._run(_parts(held, self._lines), abort, timings)
+                if status is not Status.SUCCESS:
+                    return status
+                held = []
+            if wanted:
+                callback(step.nodes[0], False)
+        return Status.SUCCESS
+
+    def _run(self, parts: Sequence[_Part], abort: AbortCallback | None, timings: list[Timing] | None) -> Status:
+        for part in parts:
+            if part.program is None:
+                started = time.perf_counter_ns()
+                compute(part.steps[0].nodes[0])
+                if timings is not None:
+                    timings.append(Timing(part.steps[0].nodes, time.perf_counter_ns() - started))
+                status = Status.SUCCESS
+            else:
+                times = None if timings is None else np.zeros(len(part.steps) + 1, np.int64)
+                status = self._pool.run(part.program, self.threads, abort, times)
+                if timings is not None and times is not None:
+                    timings += [Timing(s.nodes, int(t)) for s, t in zip(part.steps, np.diff(times))]
+            if status is Status.SUCCESS and abort is not None and part is not parts[-1] and abort():
+                status = Status.ABORTED
+            if status is not Status.SUCCESS:
+                return status
+        return Status.SUCCESS
 
 
-class _Pool:
-    """Resident threads. Number 0 is the caller; the others wait for a program, run their part, and wait again."""
+@dataclass(frozen=True)
+class _Part:
+    """Steps that run as one native program, or one step that runs by its definition (program None)."""
 
-    def __init__(self, threads: int):
-        self.threads = threads
-        self._sync = np.zeros(layout.SYNC + 8, np.int64)
-        self._address = -(-self._sync.ctypes.data // 64) * 64
-        self._sync[(self._address - self._sync.ctypes.data) // 8 + layout.YIELD] = _yield_address()
-        self._job = np.empty((0, 2), np.int64)
-        self._wake = [threading.Semaphore(0) for _ in range(threads - 1)]
-        self._done = threading.Semaphore(0)
-        self._busy = threading.Lock()
-        for i in range(1, threads):
-            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"gguftools-{i}").start()
+    steps: tuple[_Step, ...]
+    program: np.ndarray | None
 
-    def run(self, program: np.ndarray) -> None:
-        """Run a program on all threads; returns when the last node is done."""
-        with self._busy, _single_threaded_blas():
-            self._job = program
-            for semaphore in self._wake:
-                semaphore.release()
-            try:
-                layout.run_program(program, 0, self.threads, self._address)
-            finally:
-                for _ in self._wake:
-                    self._done.acquire()
 
-    def _work(self, ith: int) -> None:
-        while True:
-            self._wake[ith - 1].acquire()
-            try:
-                layout.run_program(self._job, ith, self.threads, self._address)
-            finally:
-                self._done.release()
+def _parts(steps: Sequence[_Step], lines: np.ndarray) -> list[_Part]:
+    parts: list[_Part] = []
+    held: list[_Step] = []
+    for step in (*steps, None):
+        if step is not None and step.row >= 0:
+            held.append(step)
+            continue
+        if held:
+            parts.append(_Part(tuple(held), np.ascontiguousarray(lines[[s.row for s in held]])))
+            held = []
+        if step is not None:
+            parts.append(_Part((step,), None))
+    return parts
+
+
+def _as_node(merged: Fused) -> Tensor:
+    """A header of the merged op, which kernels are chosen by."""
+    node = Tensor(merged.result.format, merged.result.ne, merged.result.nb)
+    node.op, node.src, node.params = merged.op, merged.src, merged.params
+    return node
 
 
 def _kernel(n: Tensor):
@@ -132,26 +224,18 @@ def _kernel(n: Tensor):
     assert path is not None, n.op
     module, name = path.split(":")
     function = getattr(import_module(module), name)
-    special = getattr(function, "by_format", False)
-    formats = tuple(s.format.name for s in n.src if s is not None) if special else ()
-    key = (path, formats)
+    variant = getattr(function, "variant", None)
+    key: tuple = (path,)
+    if variant is not None:
+        key = (path, n.format.name, *(s and s.format.name for s in n.src), *variant(n))
     with _kernels_lock:
         if key not in _kernels:
-            if special:
+            if variant is not None:
                 function = function(n)
-                function.__qualname__ = f"{name}_{'_'.join(formats)}"  # compiled code is linked by name: one for each
+                # compiled code is linked by name, also across what several processes put into the cache: one for each
+                function.__qualname__ = re.sub(r"\W+", "_", "_".join((name, *map(str, key[1:]))))
             _kernels[key] = layout.compiled(function)
         return _kernels[key]
-
-
-@lru_cache(maxsize=1)
-def _blas_controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def _single_threaded_blas():
-    """Our threads each call BLAS: it must not start threads of its own."""
-    return _blas_controller().limit(limits=1, user_api="blas")
 
 
 @lru_cache(maxsize=1)
@@ -163,15 +247,3 @@ def _sgemm_address() -> int:
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     return api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
-
-
-@lru_cache(maxsize=1)
-def _yield_address() -> int:
-    """Address of the system's call that gives up the processor."""
-    if sys.platform == "win32":
-        function = ctypes.windll.kernel32.SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address

@@ -1,42 +1,42 @@
-"""Other headers for the same memory (RESHAPE, VIEW, PERMUTE, TRANSPOSE), and CONT, which copies."""
+"""Other headers for the same memory: RESHAPE, VIEW, PERMUTE, TRANSPOSE. They cost a header, and nothing at run time."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from engine.context import Context
-from engine.ops.op import F32, Op, need, node, values
+from engine.ops.op import Op, need
 from engine.tensor import Tensor, strides
 
 
 def _view(
     ctx: Context, op: str, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0, params: tuple = ()
 ) -> Tensor:
-    tensor = ctx.add(Tensor(a.format, ne, nb))
+    tensor = Tensor(a.format, ne, nb)
+    tensor.view_of(a, offset)
     tensor.op, tensor.src, tensor.params = op, (a,), params
-    tensor.view_src = a.view_src or a
-    tensor.view_offs = offset + a.view_offs
-    return tensor
+    return ctx.add(tensor)
 
 
 def reshape(ctx: Context, a: Tensor, *ne: int) -> Tensor:
     """The same elements under other axes; `a` must be contiguous."""
     ne = (*ne, *[1] * (4 - len(ne)))
-    need(a.is_contiguous and int(np.prod(ne)) == a.n_elements, "RESHAPE", f"cannot become {list(ne)}", a)
+    need(a.is_contiguous and math.prod(ne) == a.n_elements, "RESHAPE", f"cannot become {list(ne)}", a)
     return _view(ctx, "RESHAPE", a, ne, strides(a.format, ne))
 
 
 def view(ctx: Context, a: Tensor, ne: tuple[int, ...], nb: tuple[int, ...], offset: int = 0) -> Tensor:
     """A window into `a`: `ne` elements, byte strides `nb` of axes 1 to 3, from byte `offset`."""
     ne = (*ne, *[1] * (4 - len(ne)))
-    full = [a.nb[0], *nb]
+    row = a.nb[0] * (ne[0] // a.format.block_size)
+    full = [a.nb[0], *(nb or (row,))]
     while len(full) < 4:
         full.append(full[-1] * ne[len(full) - 1])
-    tensor = _view(ctx, "VIEW", a, ne, tuple(full), offset, (offset,))
-    need(
-        offset >= 0 and offset + tensor.nbytes <= a.nbytes, "VIEW", f"{list(ne)} at byte {offset} leaves the tensor", a
-    )
-    return tensor
+    need(ne[0] % a.format.block_size == 0, "VIEW", f"a row of {ne[0]} is not whole blocks", a)
+    need(min(ne) >= 0 and min(full) >= 0, "VIEW", f"negative size or stride in {list(ne)}, {full}", a)
+    extent = Tensor(a.format, ne, tuple(full)).nbytes
+    need(offset >= 0 and offset + extent <= a.nbytes, "VIEW", f"{list(ne)} at byte {offset} leaves the tensor", a)
+    return _view(ctx, "VIEW", a, ne, tuple(full), offset, (offset,))
 
 
 def permute(ctx: Context, a: Tensor, *axes: int) -> Tensor:
@@ -56,16 +56,4 @@ def transpose(ctx: Context, a: Tensor) -> Tensor:
     return _view(ctx, "TRANSPOSE", a, ne, nb)
 
 
-def cont(ctx: Context, a: Tensor) -> Tensor:
-    """A contiguous copy of a float32 tensor."""
-    need(a.format is F32, "CONT", "float32 only", a)
-    return node(ctx, "CONT", F32, a.ne, (a,))
-
-
-OPS = (
-    Op("RESHAPE", None),
-    Op("VIEW", None),
-    Op("PERMUTE", None),
-    Op("TRANSPOSE", None),
-    Op("CONT", lambda n: values(n.src[0]), "engine.kernels.elementwise:cont"),
-)
+OPS = (Op("RESHAPE", None), Op("VIEW", None), Op("PERMUTE", None), Op("TRANSPOSE", None))

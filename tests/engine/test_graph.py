@@ -1,11 +1,15 @@
 """Headers, graph order, names, capacity; memory planning with its worked example."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
 from engine import EngineError, ops
-from engine.alloc import plan
+from engine.alloc import Allocator, plan
 from engine.backends import get_backend
+from engine.backends.base import Executable
 from engine.context import TENSOR_OVERHEAD, Context
 from engine.graph import Graph
 from engine.ops.op import F32, I32
@@ -185,3 +189,77 @@ def test_threads_agree_over_many_nodes():
 def test_unknown_backend():
     with pytest.raises(EngineError, match="there are: cpu, reference"):
         get_backend("cuda")
+
+
+def test_unused_branches_keep_their_place_and_rest():
+    """Whichever branch is chosen, the graph has the same nodes, and one plan serves both."""
+    cpu = get_backend("cpu", 1)
+    allocator = Allocator((cpu.memory,))
+    for choice, want in ((0, 5), (1, 10), (0, 5)):
+        ctx, graph = Context(), Graph()
+        x = ctx.tensor(F32, 4)
+        x.flags |= Flag.INPUT
+        chosen = graph.select([ops.scale(ctx, x, 1.0), ops.scale(ctx, x, 2.0)], choice)
+        result = ops.scale(ctx, chosen, 5.0)
+        result.flags |= Flag.OUTPUT
+        graph.expand(result)
+        assert [bool(n.flags & Flag.COMPUTE) for n in graph.nodes] == [choice == 0, choice == 1, True]
+        executable = Executable(graph, cpu, allocator=allocator)
+        assert [t for step in executable.program.steps for t in step.nodes] == [chosen, result]
+        x.array()[...] = 1
+        executable.run()
+        assert result.array().ravel().tolist() == [want] * 4
+    assert (allocator.planned, allocator.reapplied) == (1, 2)
+
+
+def test_sources_can_be_visited_from_the_right():
+    ctx = Context()
+    a, b = (ctx.tensor(F32, 4, name=n) for n in "ab")
+    total = ops.add(ctx, ops.scale(ctx, a, 1.0), ops.relu(ctx, b))
+    assert [n.op for n in Graph().expand(total).nodes] == ["SCALE", "UNARY", "ADD"]
+    assert [n.op for n in Graph(right_first=True).expand(total).nodes] == ["UNARY", "SCALE", "ADD"]
+
+
+def test_leafs_are_bounded_too():
+    ctx = Context()
+    leafs = [ctx.tensor(F32, 4) for _ in range(3)]
+    with pytest.raises(EngineError, match="more than 2 leafs"):
+        Graph(2).expand(ops.add(ctx, ops.add(ctx, leafs[0], leafs[1]), leafs[2]))
+
+
+def test_a_part_keeps_nodes_and_counts():
+    graph = Graph().expand(chain(Context()))
+    part = graph.part(1, 3)
+    assert part.nodes == graph.nodes[1:]
+    assert part.use_counts is graph.use_counts
+    assert part.uid != graph.uid
+
+
+def test_graphviz():
+    ctx = Context()
+    out = ops.scale(ctx, ops.reshape(ctx, chain(ctx, 4), 2, 2), 3.0)
+    out.flags |= Flag.OUTPUT
+    out.name = 'the "end"'
+    text = Graph().expand(out).dot()
+    assert text.startswith("digraph graph_ {")
+    assert text.count("->") == 2 + 2 + 1 + 1 + 1
+    assert '\\"end\\"' in text
+    assert text.count("peripheries=2") == 1
+    if dot := shutil.which("dot"):
+        drawn = subprocess.run([dot, "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
+        assert "the &quot;end&quot;" in drawn
+
+
+def test_leaf_data_may_change_between_runs():
+    """Nothing is rebuilt when only numbers change; before a run there are none."""
+    ctx = Context()
+    w = ctx.tensor(F32, 2)
+    w.bind(np.ones(2, np.float32).view(np.uint8))
+    y = ops.scale(ctx, w, 3.0)
+    y.flags |= Flag.OUTPUT
+    assert y.buffer is None
+    executable = get_backend("cpu", 1).prepare(Graph().expand(y))
+    for value in (1, 7):
+        w.array()[...] = value
+        executable.run()
+        assert y.array().ravel().tolist() == [3 * value] * 2

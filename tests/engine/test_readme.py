@@ -1,0 +1,41 @@
+"""The engine's README: its example runs, and every file and test that it names is there."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+ENGINE = Path(__file__).resolve().parents[2] / "engine"
+TESTS = Path(__file__).resolve().parent
+TEXT = (ENGINE / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue().splitlines()[-1] == "[4. 0.]"
+
+
+def test_every_row_names_tests_that_are_there():
+    rows = 0
+    for line in TEXT.splitlines():
+        names = re.findall(r"`(?:\.\./tests/gguftools/)?(test_\w+)(?:\.py(?:::(\w+))?)?`", line)
+        file = None
+        for first, second in names:
+            path = next(
+                (p for p in (TESTS / f"{first}.py", TESTS.parent / "gguftools" / f"{first}.py") if p.is_file()), None
+            )
+            file = path or file
+            assert file is not None, line
+            for name in ([second] if second else []) if path else [first]:
+                assert f"def {name}(" in file.read_text(encoding="utf-8"), (file.name, name)
+        rows += bool(names)
+    assert rows > 35
+
+
+def test_every_file_named_is_there():
+    named = set(re.findall(r"`((?:ops|kernels|backends|models)/\w*(?:\.py)?|\w+\.py)", TEXT)) - {"page.html"}
+    missing = [name for name in named if not (ENGINE / name).exists() and not (TESTS / name).exists()]
+    assert not missing
