@@ -438,18 +438,21 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>",
 
 def _tokenizer(c: _Context) -> Iterator[Fault]:
     from engine.errors import EngineError
-    from engine.tokenizer import from_metadata
+    from engine.tokenizer import from_metadata, verify_selftest
 
     if c.tokens() is None or not c.is_model:
         return
     try:
         tokenizer = from_metadata(c.f.metadata)
+        differing = verify_selftest(c.f.metadata, tokenizer) or ()
     except EngineError as error:
         supported = "this version has" not in str(error)
         severity = ERROR if supported else NOTE
         yield Fault("tokenizer", f"self-test: {error}", "convert the original model again", None, "", severity)
         return
-    for text in PROBES:
+    for line in differing:
+        yield Fault("tokenizer", f"self-test: {line}", "convert the original model again", None, "", ERROR)
+    for text in PROBES if tokenizer.lossless else ():
         found = tokenizer.detokenize(tokenizer.tokenize(text, add_special=False))
         if found != text:
             message = f"self-test: {text!r} comes back as {found!r}"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import gguftools
 from gguftools import cli
 from gguftools.errors import GGUFError
 from gguftools.gguf import GGUF
@@ -249,3 +250,14 @@ def test_help_has_an_example():
         shown = CliRunner().invoke(cli.app, [command, "--help"])
         assert shown.exit_code == 0
         assert f"Example: gguftools {command}" in " ".join(shown.stdout.replace("│", " ").split())
+
+
+def test_self_test_of_the_tokenizer(tmp_path):
+    """Probe texts that a converted file carries must give the ids that it carries with them."""
+    path = tmp_path / "m.gguf"
+    gguftools.convert(gguftools.demo_folder(), path, selftest=True)
+    assert gguftools.check(path).faults == []
+    gguftools.edit(path, gguftools.Edits(entries={("gguftools.tokenizer.selftest.ids", 3): 7}))
+    found = gguftools.check(path).faults
+    assert [f.code for f in found] == ["tokenizer"]
+    assert "self-test: " in found[0].message
