@@ -178,6 +178,14 @@ def _gelu_erf(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (_ONE + _erf(x * np.float32(math.sqrt(0.5))))
 
 
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.expm1(x))
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20))))
+
+
 def _xielu(x: np.ndarray, alpha_n: float, alpha_p: float, beta: float, eps: float) -> np.ndarray:
     below = (np.expm1(np.minimum(x, np.float32(eps))) - x) * np.float32(alpha_n) + np.float32(beta) * x
     return np.where(x > 0, np.float32(alpha_p) * x * x + np.float32(beta) * x, below)
@@ -189,7 +197,7 @@ _UNARY: dict[str, Callable[..., np.ndarray]] = {
     "neg": np.negative,
     "step": lambda x: (x > 0).astype(np.float32),
     "tanh": np.tanh,
-    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "elu": _elu,
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
     "gelu": _gelu,
@@ -199,7 +207,7 @@ _UNARY: dict[str, Callable[..., np.ndarray]] = {
     "hardsigmoid": lambda x: np.clip((x + 3) / np.float32(6), 0, 1),
     "exp": np.exp,
     "expm1": np.expm1,
-    "softplus": lambda x: np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20)))),
+    "softplus": _softplus,
     "gelu_erf": _gelu_erf,
     "xielu": _xielu,
     "floor": np.floor,
