@@ -18,8 +18,11 @@ VALID = gguftools.demo_text("valid")
 _ROUNDING = 1.5e-3
 
 
-def presets() -> list[str]:
-    return [name for name, entry in EVALUATION.items() if name[:2] in ("q-", "qi") and entry["ppl"] < 40]
+#: of the list, one of every kind and size: q- without importance matrix, qi- with it
+PRESETS = (
+    "qi-F16 qi-BF16 qi-Q8_0 qi-Q6_K qi-Q5_K_M qi-Q5_1 qi-Q4_K_M q-Q4_K_M q-Q4_0 qi-IQ4_XS qi-Q3_K_M qi-IQ3_XXS q-Q2_K "
+    "qi-IQ2_XS qi-IQ1_S"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +30,20 @@ def results(tiny, tmp_path_factory):
     """Every preset of the reference's list, measured in one run beside the float32 model."""
     folder = tmp_path_factory.mktemp("presets")
     files = []
-    for name in presets():
+    for name in PRESETS:
         how, _, preset = name.partition("-")
         imatrix = DATA / "tiny" / "imatrix.gguf" if how == "qi" else None
         gguftools.quantize(tiny["bf16"], folder / f"{name}.gguf", preset, imatrix)
         files.append(folder / f"{name}.gguf")
     found = gguftools.compare(files, VALID, 256, 64, base=tiny["f32"])
-    return dict(zip(presets(), found))
-
-
-def test_there_are_enough_presets():
-    assert len(presets()) >= 30
+    return dict(zip(PRESETS, found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets(results, name):
     expected, found = EVALUATION[name], results[name]
-    exact = name in ("qi-F16", "qi-BF16", "qi-COPY")
+    exact = name in ("qi-F16", "qi-BF16")
     assert found.ppl.value == pytest.approx(expected["ppl"], rel=2e-4 if exact else 5e-3)
     d = found.divergence
     assert d.base_ppl.value == pytest.approx(expected["ppl_base"], rel=2e-4)
@@ -53,8 +52,8 @@ def test_presets(results, name):
         assert 0.70 < share < 1.02
         assert d.kld_percentiles[50.0] == pytest.approx(expected["median_kld"], rel=0.3)
         assert d.kld_percentiles[99.0] == pytest.approx(expected["kld_99"], rel=0.3)
-        assert 100 * d.same_top.value == pytest.approx(expected["same_top"], abs=1.2)
-        if "rms_dp" in expected:
+        if "same_top" in expected:  # the list has gaps
+            assert 100 * d.same_top.value == pytest.approx(expected["same_top"], abs=1.2)
             assert 100 * d.rms_dp.value == pytest.approx(expected["rms_dp"], rel=0.2)
     elif share is not None:
         assert share < 1.02
