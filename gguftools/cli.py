@@ -14,15 +14,19 @@ from typing import Annotated
 import typer
 
 from gguftools._version import __version__
+from gguftools.commands.compare import compare
 from gguftools.commands.convert import convert
 from gguftools.commands.demo import demo
-from gguftools.commands.imatrix import imatrix
+from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.report import report
+from gguftools.commands.sensitivity import sensitivity
 from gguftools.errors import GGUFError
 
-COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect)
+COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report, inspect)
+GROUPS = (imatrix_app,)
 
 app = typer.Typer(
     name="gguftools",
@@ -33,6 +37,8 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command()(command)
+for group in GROUPS:
+    app.add_typer(group)
 
 
 def _print_version(wanted: bool) -> None:

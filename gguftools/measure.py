@@ -86,10 +86,12 @@ def perplexity(
     threads: int | None = None,
     on_chunk: Callable | None = None,
     stride: int = 0,
+    partial: bool = False,
 ) -> Evaluation:
     """Perplexity of a model file over a text file; with a base model also the divergence from it.
 
-    model, base: GGUF files, or folders of safetensors.
+    model, base: GGUF files, or folders of safetensors; partial: an interruption ends the run, and what is measured by
+    then is returned.
 
     >>> import gguftools
     >>> result = gguftools.perplexity(gguftools.demo_model(), gguftools.demo_text("valid"), n_ctx=256, chunks=2)
@@ -98,7 +100,7 @@ def perplexity(
 
     Raises GGUFError and EngineError as `load` and `engine.evaluate` do.
     """
-    return compare([model], text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride)[0]
+    return measured([model], text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride, partial)[0][1]
 
 
 def compare(
@@ -126,6 +128,7 @@ def measured(
     threads: int | None = None,
     on_chunk: Callable | None = None,
     stride: int = 0,
+    partial: bool = False,
 ) -> list[tuple[ModelFile, Evaluation]]:
     """As `compare`, with what is known of the files. A model that is the base itself is not run twice."""
     from engine.evaluate import evaluate
@@ -140,7 +143,7 @@ def measured(
             files.append(file)
         corpus = read_corpus(text, base_session or sessions[0])
         tokens = _tokens(base_session or sessions[0], corpus)
-        results = evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk, stride)
+        results = evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk, stride, partial=partial)
     return list(zip(files, results))
 
 
@@ -152,6 +155,7 @@ def against_logits(
     threads: int | None = None,
     on_chunk: Callable | None = None,
     text: Name | None = None,
+    partial: bool = False,
 ) -> Evaluation:
     """Divergence of a model from the one whose logits were saved; text and context come from the file.
 
@@ -166,7 +170,9 @@ def against_logits(
             tokens = _tokens(session, read_corpus(text, session))
             if tokens[: len(stored.tokens)] != stored.tokens.tolist():
                 raise GGUFError(f"{logits}: was made of another text than {text}, or by a model with another tokenizer")
-        return evaluate([session], stored.tokens, stored, chunks=chunks, n_batch=n_batch, on_chunk=on_chunk)[0]
+        return evaluate(
+            [session], stored.tokens, stored, chunks=chunks, n_batch=n_batch, on_chunk=on_chunk, partial=partial
+        )[0]
 
 
 def save_logits(

@@ -215,12 +215,13 @@ def evaluate(
     on_chunk: OnChunk | None = None,
     stride: int = 0,
     on_logits: OnLogits | None = None,
+    partial: bool = False,
 ) -> list[Evaluation]:
     """Score `tokens` with every model; with a base, also measure how far each is from it.
 
     tokens: of the whole text, as `Session.tokenize` gives them; n_batch: tokens that run at once, at least one window.
-    A stored base brings its own tokens and context. An interruption after the first batch ends the run, and what is
-    measured by then is returned.
+    A stored base brings its own tokens and context. partial: an interruption (KeyboardInterrupt) after the first batch
+    ends the run, and what is measured by then is returned.
 
     Raises EngineError for a text shorter than two windows, a context beyond the model's, vocabularies that differ, and
     logits that are not finite.
@@ -254,7 +255,7 @@ def evaluate(
             if on_chunk is not None:
                 on_chunk(done, len(windows), scores)
     except KeyboardInterrupt:
-        if not done or on_logits is not None:
+        if not done or not partial:
             raise
     n_bytes = _bytes_of(windows.targets(0, done), everyone[0])
     return [_conclude(s, windows, stride, done, n_bytes) for s in scores]
@@ -280,8 +281,15 @@ def check_vocabularies(sessions: Sequence[Session]) -> None:
             )
 
 
-def _score(base: Session | None, stored: StoredBase | None, models: Sequence[Session], windows: Windows, lo: int, hi: int,
-           on_logits: OnLogits | None):
+def _score(
+    base: Session | None,
+    stored: StoredBase | None,
+    models: Sequence[Session],
+    windows: Windows,
+    lo: int,
+    hi: int,
+    on_logits: OnLogits | None,
+):
     """Yields, per block of rows, each model's new scores."""
     batch, targets = windows.inputs(lo, hi), windows.targets(lo, hi)
     hidden = [m.hidden(batch, windows.first, windows.last) for m in models]
