@@ -80,14 +80,19 @@ def write_imatrix(
             w.write(name, np.ascontiguousarray(values, np.float32))
 
 
-def read_imatrix(path: str | os.PathLike) -> IMatrix:
-    """Read a matrix of either form, whatever its name.
+def is_legacy(path: str | os.PathLike) -> bool:
+    """Whether the file is not GGUF. Raises GGUFError if it cannot be read."""
+    return bytes(map_file(Path(path))[:4]) != MAGIC
+
+
+def read_imatrix(path: str | os.PathLike, chunk_size: int = 512) -> IMatrix:
+    """Read a matrix of either form, whatever its name. chunk_size: tokens of a chunk, which the older form does not say.
 
     Raises GGUFError for a file that is damaged, of another kind, or holds values that are not finite.
     """
     path = Path(path)
-    if bytes(map_file(path)[:4]) != MAGIC:
-        return _read_legacy(path)
+    if is_legacy(path):
+        return _read_legacy(path, chunk_size)
     with GGUF(path) as f:
         kind = f.metadata.get("general.type")
         if kind != "imatrix":
@@ -210,12 +215,12 @@ class _Bytes:
         return bytes(self.take(length, what)).decode(errors="replace")
 
 
-def _read_legacy(path: Path) -> IMatrix:
+def _read_legacy(path: Path, chunk_size: int) -> IMatrix:
     file = _Bytes(path)
     n = file.number("the number of entries")
     if not 0 < n <= file.left // 12:
         raise GGUFError(f"{path}: not an importance matrix: it begins with {n:,} entries; make one with `gguftools imatrix`")
-    imatrix = IMatrix()
+    imatrix = IMatrix(chunk_size=chunk_size)
     for i in range(n):
         name = file.text(f"the name of entry {i}")
         calls, size = file.number(f"entry '{name}'"), file.number(f"entry '{name}'")

@@ -16,7 +16,7 @@ from gguftools.corpus import Text, read_corpus, split_weight
 from gguftools.errors import GGUFError
 from gguftools.files import check_output
 from gguftools.gguf.reader import GGUF
-from gguftools.imatrix_file import read_imatrix, read_run, write_imatrix
+from gguftools.imatrix_file import is_legacy, read_imatrix, read_run, write_imatrix
 from gguftools.loading import load
 from gguftools.logits_file import LogitsFile, LogitsWriter
 from gguftools.overlap import NOTEWORTHY, seen, sketch
@@ -364,15 +364,17 @@ class _Run:
         return matrix
 
 
-def merge(inputs: Sequence[Name], output: Name, format: str = "gguf") -> IMatrix:
+def merge(inputs: Sequence[Name], output: Name, format: str = "gguf", chunk_size: int | None = None) -> IMatrix:
     """Merge importance matrices as if their texts had been read together, and write the sum; one input is converted.
 
-    Raises GGUFError for files that are damaged, QuantError for matrices of different models.
+    chunk_size: tokens of a chunk in files of the older form, which do not say; None takes that of the first GGUF file,
+    or 512. Raises GGUFError for files that are damaged, QuantError for matrices of different models.
     """
     from quant.imatrix import IMatrix
 
     check_output(Path(output), [Path(path) for path in inputs])
-    matrices = [read_imatrix(path) for path in inputs]
+    known = [read_imatrix(path).chunk_size for path in inputs if not is_legacy(path)]
+    matrices = [read_imatrix(path, chunk_size or next(iter(known), 0) or N_CTX) for path in inputs]
     whole = IMatrix(chunk_size=matrices[0].chunk_size)
     for matrix in matrices:
         whole.merge(matrix)

@@ -28,6 +28,10 @@ class FileFormat(str, Enum):
     dat = "dat"
 
 
+ChunkSize = Annotated[
+    int | None,
+    typer.Option("-c", "--ctx-size", min=1, help="Tokens of a chunk in older files, which do not say.", show_default=False),
+]
 Format = Annotated[FileFormat, typer.Option("--output-format", help="Form of the file; dat is the older one.")]
 
 
@@ -123,13 +127,15 @@ def collect(
 
 
 @imatrix_app.command("merge")
-def merge(inputs: Inputs, output: Output, output_format: Format = FileFormat.gguf, json: Json = False) -> None:
+def merge(
+    inputs: Inputs, output: Output, output_format: Format = FileFormat.gguf, ctx_size: ChunkSize = None, json: Json = False
+) -> None:
     """Merge importance matrices, as if their texts had been read together."""
     from gguftools import measure
 
     if len(inputs) < 2:
         raise GGUFError("merging takes two importance matrices or more; to change the form of one use `imatrix convert`")
-    _tell(measure.merge(inputs, output, output_format.value), output, json)
+    _tell(measure.merge(inputs, output, output_format.value, ctx_size), output, json)
 
 
 @imatrix_app.command("convert")
@@ -137,12 +143,13 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="Importance matrix.", show_default=False)],
     output: Output,
     output_format: Format = FileFormat.gguf,
+    ctx_size: ChunkSize = None,
     json: Json = False,
 ) -> None:
     """Write an importance matrix in the other form. The older form knows no plain sums and no exact counts."""
     from gguftools import measure
 
-    _tell(measure.merge([source], output, output_format.value), output, json)
+    _tell(measure.merge([source], output, output_format.value, ctx_size), output, json)
 
 
 @imatrix_app.command("show")
