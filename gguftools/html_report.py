@@ -176,7 +176,7 @@ def _colours(facts: Facts) -> dict[str, str]:
 def _sizes(facts: Facts) -> str:
     colours = _colours(facts)
     items = [
-        (name, t.nbytes, colours[t.format.name], f"{name}: {t.format}, {list(t.shape)}, {size(t.nbytes)}")
+        (name.removeprefix("blk.").removesuffix(".weight"), t.nbytes, colours[t.format.name], f"{name}: {t.format}, {list(t.shape)}, {size(t.nbytes)}")
         for name, t in facts.tensors.items()
     ]
     key = "".join(f'<span class="key"><i style="background:{c}"></i>{_html(n)}</span>' for n, c in colours.items())
@@ -199,11 +199,11 @@ def _types(facts: Facts) -> Picture:
     layers, roles, found = _grid(facts)
 
     def each(what: Callable[[TensorView], Any], default: Any) -> list[list[Any]]:
-        return [[what(found[r, c]) if (r, c) in found else default for c in layers] for r in roles]
+        return [[what(found[c, r]) if (c, r) in found else default for c in layers] for r in roles]
 
     values = each(lambda t: 8 * t.nbytes / t.size if t.size else None, None)
     tips = each(lambda t: f"{t.name}: {t.format}, {8 * t.nbytes / max(1, t.size):.3f} bits per weight", "")
-    return heat_map("Bits per weight", roles, layers, values, tips, each(lambda t: t.format.name, ""), unit=" bit")
+    return heat_map("Bits per weight", roles, layers, values, tips, each(lambda t: t.format.name, ""), True, " bit")
 
 
 def _errors(facts: Facts) -> Picture:

@@ -131,7 +131,8 @@ def heat_map(
     unit: str = "",
 ) -> Picture:
     """A table of colours. values: per row and column, None where there is none; log: colours follow the logarithm."""
-    cell, left, top = (46 if labels else 22), 12 + 7 * max(map(len, rows), default=0), 44 + 6 * max(map(len, columns), default=0)
+    cell = 60 if labels else 22
+    left, top = 12 + 7 * max(map(len, rows), default=0), 44 + 6 * max(map(len, columns), default=0)
     width, height = left + cell * len(columns) + 110, top + 18 * len(rows) + 12
     p = Picture(max(width, 8 * len(title) + 20), height, title)
     p.text(8, 18, title)
