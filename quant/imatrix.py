@@ -7,6 +7,7 @@ Files are read and written elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -141,6 +142,17 @@ class IMatrix:
             sums = None if entry.sums is None else entry.sums * factor
             scaled.entries[name] = Entry(entry.squares * factor, counts, sums)
         return scaled
+
+    def fit(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """Cut flat entries of weights that hold several matrices, as older files have them.
+
+        shapes: name -> number of matrices and columns of the model's weights.
+        """
+        for name, (n_mat, n) in shapes.items():
+            entry = self.entries.get(name)
+            if entry is not None and n_mat > 1 and entry.squares.shape == (1, n_mat * n):
+                sums = None if entry.sums is None else entry.sums.reshape(n_mat, n)
+                self.entries[name] = Entry(entry.squares.reshape(n_mat, n), np.repeat(entry.counts, n_mat), sums)
 
     def unreached(self) -> dict[str, list[int]]:
         """Name of a weight -> its matrices (experts) that no input reached; only weights that have such."""

@@ -159,12 +159,14 @@ class Windows:
         return hashlib.sha256(np.ascontiguousarray(self.text[:n], "<i4").tobytes()).hexdigest()
 
 
-def cut(tokens: Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None, bos: int | None, skip: int = 0) -> Windows:
+def cut(
+    tokens: Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None, bos: int | None, skip: int = 0, least: int = 2
+) -> Windows:
     """The standard windows, of which the first `skip` are left out.
 
-    Raises EngineError for a text shorter than two windows.
+    Raises EngineError for a text shorter than `least` windows.
     """
-    _check_cut(len(tokens), n_ctx, chunks)
+    _check_cut(len(tokens), n_ctx, chunks, least)
     if skip < 0 or (skip and (skip + 2) * n_ctx > len(tokens)):
         raise EngineError(
             f"the text has {len(tokens)} tokens, which does not leave two contexts of {n_ctx} behind chunk {skip}; "
@@ -194,12 +196,12 @@ def cut_strided(tokens: Sequence[int] | np.ndarray, n_ctx: int, stride: int, chu
     return Windows(text, bos, window - 1 - stride, window - 1)
 
 
-def _check_cut(n: int, n_ctx: int, chunks: int | None) -> None:
+def _check_cut(n: int, n_ctx: int, chunks: int | None, least: int = 2) -> None:
     if n_ctx < 4:
         raise EngineError(f"a context of {n_ctx} tokens leaves nothing to score; use 4 or more")
     if chunks is not None and chunks < 1:
         raise EngineError(f"cannot score {chunks} chunks; ask for 1 or more")
-    if n < 2 * n_ctx:
+    if n < least * n_ctx:
         raise EngineError(
             f"the text has {n} tokens, two contexts of {n_ctx} are needed; use a longer text or a smaller -c"
         )
@@ -239,7 +241,10 @@ def evaluate(
             )
     tokenizer = everyone[0].tokenizer
     bos = tokenizer.bos if tokenizer.add_bos else None
-    windows = cut_strided(tokens, n_ctx, stride, chunks, bos) if stride else cut(tokens, n_ctx, chunks, bos)
+    if stride:
+        windows = cut_strided(tokens, n_ctx, stride, chunks, bos)
+    else:
+        windows = cut(tokens, n_ctx, chunks, bos, least=2 if stored is None else 1)
     for session in everyone:
         session.check_context(windows.n_ctx)
     scores = [Scores() for _ in models]
