@@ -63,14 +63,14 @@ def read_record(path: Name) -> dict[str, Any]:
     return {**found, "complete": found.get("complete") is True}
 
 
-def _is_result(result: object) -> bool:
+def _is_result(result: Any) -> bool:
     """Whether a table can be made of it."""
     try:
         (row,) = rows({"results": [result]})
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
     numbers = all(isinstance(v, (int, float)) for v in row[1:])
-    return numbers and isinstance(row[0], str) and isinstance(result.get("fingerprint"), str)  # type: ignore[union-attr]
+    return numbers and isinstance(row[0], str) and isinstance(result.get("fingerprint"), str)
 
 
 def join(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
@@ -83,7 +83,9 @@ def join(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str
         for key in PROTOCOL:
             a, b = first["protocol"].get(key), other["protocol"].get(key)
             if a != b:
-                raise GGUFError(f"{name}: was measured with another {key} than {names[0]} ({_short(b)}, not {_short(a)})")
+                raise GGUFError(
+                    f"{name}: was measured with another {key} than {names[0]} ({_short(b)}, not {_short(a)})"
+                )
     results = {result["fingerprint"]: result for each in records for result in each["results"]}
     complete = all(each["complete"] for each in records)
     return {**first, "complete": complete, "results": list(results.values())}

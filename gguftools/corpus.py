@@ -131,7 +131,9 @@ def render_chats(session: Session, chats: Sequence[Sequence[Mapping[str, Any]]])
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = refuse
     special = {f"{name}_token": _piece(session, getattr(session.tokenizer, name, None)) for name in ("bos", "eos")}
     try:

@@ -32,12 +32,12 @@ _WIDTH = 400  # characters of a text
 
 _STYLE = """
 :root { color-scheme: light; } body { font: 14px/1.45 sans-serif; color: #222; background: #fff; margin: 2em auto;
-max-width: 1080px; padding: 0 1em; } h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin-top: 2em;
-border-bottom: 1px solid #ddd; } figure { margin: 1em 0; overflow-x: auto; } figcaption { color: #555; } table {
-border-collapse: collapse; } td, th { padding: .15em .8em .15em 0; text-align: left; vertical-align: top; border-bottom: 1px
-solid #eee; overflow-wrap: anywhere; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
-nowrap; } .key { display: inline-block; margin-right: 1em; } .key i { display: inline-block; width: .9em; height: .9em;
-margin-right: .3em; vertical-align: -.1em; } svg { max-width: none; }
+max-width: 1080px; padding: 0 1em; } h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em;
+margin-top: 2em; border-bottom: 1px solid #ddd; } figure { margin: 1em 0; overflow-x: auto; } figcaption { color: #555;
+} table { border-collapse: collapse; } td, th { padding: .15em .8em .15em 0; text-align: left; vertical-align: top;
+border-bottom: 1px solid #eee; overflow-wrap: anywhere; } td.n, th.n { text-align: right; font-variant-numeric:
+tabular-nums; white-space: nowrap; } .key { display: inline-block; margin-right: 1em; } .key i { display: inline-block;
+width: .9em; height: .9em; margin-right: .3em; vertical-align: -.1em; } svg { max-width: none; }
 """.replace("\n", " ").strip()
 
 
@@ -67,8 +67,8 @@ def write(
     on_chunk: Callable | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the page about a GGUF file. base: a GGUF file of the same model, for errors; text: to measure the divergence
-    on; on_bytes: called with bytes of tensors that were compared.
+    """Write the page about a GGUF file. base: a GGUF file of the same model, for errors; text: to measure the
+    divergence on; on_bytes: called with bytes of tensors that were compared.
 
     Raises GGUFError if the file cannot be read, the page not written, or a text is given without a base.
     """
@@ -99,7 +99,8 @@ def write(
 def tensor_errors(
     f: GGUF, base: Path, threads: int | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> dict[str, float]:
-    """Name -> root mean square of the differences from the base, over that of the base. Raises GGUFError for a base that
+    """Name -> root mean square of the differences from the base, over that of the base. Raises GGUFError for a base
+    that
     lacks a tensor or has it in another shape."""
     found = {}
     with GGUF(base) as b:
@@ -176,7 +177,12 @@ def _colours(facts: Facts) -> dict[str, str]:
 def _sizes(facts: Facts) -> str:
     colours = _colours(facts)
     items = [
-        (name.removeprefix("blk.").removesuffix(".weight"), t.nbytes, colours[t.format.name], f"{name}: {t.format}, {list(t.shape)}, {size(t.nbytes)}")
+        (
+            name.removeprefix("blk.").removesuffix(".weight"),
+            t.nbytes,
+            colours[t.format.name],
+            f"{name}: {t.format}, {list(t.shape)}, {size(t.nbytes)}",
+        )
         for name, t in facts.tensors.items()
     ]
     key = "".join(f'<span class="key"><i style="background:{c}"></i>{_html(n)}</span>' for n, c in colours.items())
@@ -185,7 +191,9 @@ def _sizes(facts: Facts) -> str:
 
 def _grid(facts: Facts) -> tuple[list[str], list[str], dict[tuple[str, str], TensorView]]:
     """Layers, roles, and the tensor at each place."""
-    found, layers, roles = {}, {}, {}
+    found: dict[tuple[str, str], TensorView] = {}
+    layers: dict[str, int] = {}
+    roles: dict[str, None] = {}
     for name, t in facts.tensors.items():
         block, role = place(name)
         layer = "-" if block is None else str(block)

@@ -1,12 +1,13 @@
 """Importance matrices as files, in both of llama.cpp's forms, told apart by what is in them.
 
-GGUF, with raw sums and counts. Per weight `W` of n columns: `W.in_sum2` float32 [n_mat, n] (sums of squares), `W.counts`
-float32 [n_mat, 1], where known `W.in_sum` (plain sums), and `W.stats`, twelve statistics (`quant/imatrix_statistics.py`).
-Keys: imatrix.datasets, imatrix.chunk_count, imatrix.chunk_size, imatrix.stats_schema. Ours, which others ignore:
-gguftools.imatrix.sha256 and .weights of the datasets, .sketch (`overlap.py`), .run (`measure.py`: how far a run is).
+GGUF, with raw sums and counts. Per weight `W` of n columns: `W.in_sum2` float32 [n_mat, n] (sums of squares),
+`W.counts` float32 [n_mat, 1], where known `W.in_sum` (plain sums), and `W.stats`, twelve statistics
+(`quant/imatrix_statistics.py`). Keys: imatrix.datasets, imatrix.chunk_count, imatrix.chunk_size, imatrix.stats_schema.
+Ours, which others ignore: gguftools.imatrix.sha256 and .weights of the datasets, .sketch (`overlap.py`), .run
+(`measure.py`: how far a run is).
 
-The older `.dat`, little-endian: int32 n_entries; per entry int32 length, name, int32 calls, int32 n, float32 [n] of mean
-squares times calls; then, optionally, int32 chunks, int32 length, name of the text.
+The older `.dat`, little-endian: int32 n_entries; per entry int32 length, name, int32 calls, int32 n, float32 [n] of
+mean squares times calls; then, optionally, int32 chunks, int32 length, name of the text.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def is_legacy(path: str | os.PathLike) -> bool:
 
 
 def read_imatrix(path: str | os.PathLike, chunk_size: int = 512) -> IMatrix:
-    """Read a matrix of either form, whatever its name. chunk_size: tokens of a chunk, which the older form does not say.
+    """Read a matrix of either form, whatever its name. chunk_size: tokens of a chunk, which the older form does not
+    say.
 
     Raises GGUFError for a file that is damaged, of another kind, or holds values that are not finite.
     """
@@ -196,8 +198,8 @@ class _Bytes:
     def take(self, size: int, what: str) -> np.ndarray:
         if not 0 <= size <= self.left:
             raise GGUFError(
-                f"{self.path}: neither a GGUF file nor a whole importance matrix of the older kind: {what} would end at "
-                f"byte {self._at + size:,}, the file has {len(self._data):,}; collect it again"
+                f"{self.path}: neither a GGUF file nor a whole importance matrix of the older kind: {what} would end "
+                f"at byte {self._at + size:,}, the file has {len(self._data):,}; collect it again"
             )
         self._at += size
         return self._data[self._at - size : self._at]
@@ -219,7 +221,9 @@ def _read_legacy(path: Path, chunk_size: int) -> IMatrix:
     file = _Bytes(path)
     n = file.number("the number of entries")
     if not 0 < n <= file.left // 12:
-        raise GGUFError(f"{path}: not an importance matrix: it begins with {n:,} entries; make one with `gguftools imatrix`")
+        raise GGUFError(
+            f"{path}: not an importance matrix: it begins with {n:,} entries; make one with `gguftools imatrix`"
+        )
     imatrix = IMatrix(chunk_size=chunk_size)
     for i in range(n):
         name = file.text(f"the name of entry {i}")

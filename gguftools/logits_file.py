@@ -1,8 +1,8 @@
 """llama.cpp's file of a base model's logits, written once to be compared with many models.
 
-`_logits_`, int32 n_ctx, int32 n_vocab, int32 n_chunks, int32 tokens[n_chunks * n_ctx], then per scored position of every
-chunk a record of 16-bit log-probabilities (`engine/kernels/score.py`). It takes two bytes per token of the vocabulary and
-scored position: `perplexity --kl-divergence BASE.gguf` needs no file.
+`_logits_`, int32 n_ctx, int32 n_vocab, int32 n_chunks, int32 tokens[n_chunks * n_ctx], then per scored position of
+every chunk a record of 16-bit log-probabilities (`engine/kernels/score.py`). It takes two bytes per token of the
+vocabulary and scored position: `perplexity --kl-divergence BASE.gguf` needs no file.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ class LogitsFile:
         _, self.n_ctx, self.n_vocab, self.n_chunks = _HEADER.unpack(bytes(data[: _HEADER.size]))
         if not (4 <= self.n_ctx <= _MAX and 1 <= self.n_vocab <= _MAX and 1 <= self.n_chunks <= _MAX):
             raise GGUFError(
-                f"{path}: announces {self.n_chunks:,} chunks of {self.n_ctx:,} tokens over {self.n_vocab:,}: the file is damaged"
+                f"{path}: announces {self.n_chunks:,} chunks of {self.n_ctx:,} tokens over a vocabulary of "
+                f"{self.n_vocab:,}: the file is damaged"
             )
         start = _HEADER.size + 4 * self.n_ctx * self.n_chunks
         shape = (self.n_chunks * (self.n_ctx - 1 - self.n_ctx // 2), record_size(self.n_vocab))
         end = start + 2 * shape[0] * shape[1]
         if len(data) != end:
-            raise GGUFError(f"{path}: has {len(data):,} bytes, its header asks for {end:,}: it is not whole, write it again")
+            raise GGUFError(
+                f"{path}: has {len(data):,} bytes, its header asks for {end:,}: it is not whole, write it again"
+            )
         self.tokens = data[_HEADER.size : start].view("<i4")
         if self.tokens.min() < 0 or self.tokens.max() >= self.n_vocab:
             raise GGUFError(f"{path}: holds tokens outside of its vocabulary of {self.n_vocab:,}: the file is damaged")

@@ -135,11 +135,13 @@ def measured(
 
     with contextlib.ExitStack() as stack:
         base_session = stack.enter_context(opened(base, threads))[0] if base is not None else None
-        sessions, files = [], []
+        sessions: list[Session] = []
+        files = []
         for model in models:
             session, file = stack.enter_context(opened(model, threads))
-            same = base_session is not None and base is not None and Path(model) == Path(base)
-            sessions.append(base_session if same else session)
+            if base_session is not None and base is not None and Path(model) == Path(base):
+                session = base_session
+            sessions.append(session)
             files.append(file)
         corpus = read_corpus(text, base_session or sessions[0])
         tokens = _tokens(base_session or sessions[0], corpus)
@@ -196,9 +198,8 @@ def save_logits(
         session.check_context(n_ctx)
         with LogitsWriter(output, [model, text]) as writer:
             writer.begin(cut(tokens, n_ctx, chunks, None).text, session.n_vocab)
-            return evaluate(
-                [session], tokens, None, n_ctx, chunks, n_batch, on_chunk=on_chunk, on_logits=writer.write
-            )[0]
+            found = evaluate([session], tokens, None, n_ctx, chunks, n_batch, on_chunk=on_chunk, on_logits=writer.write)
+    return found[0]
 
 
 # --- importance -------------------------------------------------------------------------------------------------------
@@ -412,7 +413,9 @@ def overlaps(models: Sequence[Name], text: Name, imatrices: Sequence[Name] = ())
         if not share and matrix.sketch is not None:
             share = seen(corpus.text, matrix.sketch)
         if share > NOTEWORTHY:
-            found.append(f"{share:.0%} of {text} is in the text that {path} was made of: results may flatter its models")
+            found.append(
+                f"{share:.0%} of {text} is in the text that {path} was made of: results may flatter its models"
+            )
     return found
 
 

@@ -1,8 +1,9 @@
-"""Has a text been seen before? A sketch of a text is kept in the importance matrix that was made of it, so that a text to
-measure on can be compared with the calibration text although that is not at hand.
+"""Has a text been seen before? A sketch of a text is kept in the importance matrix that was made of it, so that a text
+to measure on can be compared with the calibration text although that is not at hand.
 
-A text is the set of its runs of eight words; a sketch holds the 1,024 smallest 64-bit hashes of them (bottom-k sampling,
-Broder 1997). The share of another text's runs that were seen is estimated among its hashes below the sketch's largest.
+A text is the set of its runs of eight words; a sketch holds the 1,024 smallest 64-bit hashes of them (bottom-k
+sampling, Broder 1997). The share of another text's runs that were seen is estimated among its hashes below the sketch's
+largest.
 """
 
 from __future__ import annotations

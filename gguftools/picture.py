@@ -20,17 +20,20 @@ _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 3
 _GREY = "#e0e0e0"
 
 #: for marking kinds: tones that most people can tell apart (Okabe and Ito 2008), then lighter ones
+# fmt: off
 PALETTE = (
-    "#0072b2 #e69f00 #009e73 #cc79a7 #56b4e9 #d55e00 #f0e442 #8c6bb1 #9ecae1 #fdd0a2 #a1d99b #dadaeb #bdbdbd".split()
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1", "#9ecae1", "#fdd0a2",
+    "#a1d99b", "#dadaeb", "#bdbdbd",
 )
+# fmt: on
 
 
 @dataclass
 class Picture:
     """Shapes in drawing order. width, height: pixels; the origin is at the top left.
 
-    Each shape is (kind, numbers, colour, text): `rect` x y width height, `line` x1 y1 x2 y2, `dot` x y radius, `text` x y
-    with an anchor of start, middle or end and an angle.
+    Each shape is (kind, numbers, colour, text): `rect` x y width height, `line` x1 y1 x2 y2, `dot` x y radius, `text` x
+    y with an anchor of start, middle or end and an angle.
     """
 
     width: float
@@ -47,17 +50,24 @@ class Picture:
     def dot(self, x: float, y: float, radius: float, colour: str, tip: str = "") -> None:
         self.shapes.append(("dot", (x, y, radius), colour, tip))
 
-    def text(self, x: float, y: float, text: str, anchor: str = "start", angle: float = 0, colour: str = "#222222") -> None:
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "start", angle: float = 0, colour: str = "#222222"
+    ) -> None:
         self.shapes.append(("text", (x, y, anchor, angle), colour, text))
 
     def svg(self) -> str:
         """The picture as an SVG element."""
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" '
-            f'height="{self.height:g}" role="img" font-family="sans-serif" font-size="{FONT}">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" '
+            f'width="{self.width:g}" height="{self.height:g}" role="img" font-family="sans-serif" font-size="{FONT}">'
         )
         title = f"<title>{_xml(self.title)}</title>" if self.title else ""
-        return head + title + "".join(_SVG[kind](numbers, colour, text) for kind, numbers, colour, text in self.shapes) + "</svg>"
+        return (
+            head
+            + title
+            + "".join(_SVG[kind](numbers, colour, text) for kind, numbers, colour, text in self.shapes)
+            + "</svg>"
+        )
 
     def save(self, path: str | os.PathLike) -> None:
         """Write .svg or .png. Raises GGUFError for another ending, and for .png without matplotlib."""
@@ -172,7 +182,9 @@ def scatter(
     y_low, y_high = _margin(min(ys), max(ys))
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return left + (right - left) * (x - x_low) / (x_high - x_low), bottom - (bottom - top) * (y - y_low) / (y_high - y_low)
+        return left + (right - left) * (x - x_low) / (x_high - x_low), bottom - (bottom - top) * (y - y_low) / (
+            y_high - y_low
+        )
 
     p.line(left, bottom, right, bottom)
     p.line(left, bottom, left, top)
@@ -192,7 +204,9 @@ def scatter(
     return p
 
 
-def bars(title: str, names: Sequence[str], values: Sequence[float], tips: Sequence[str] | None = None, every: int = 1) -> Picture:
+def bars(
+    title: str, names: Sequence[str], values: Sequence[float], tips: Sequence[str] | None = None, every: int = 1
+) -> Picture:
     """Upright bars; every: how many bars share a name below the axis."""
     p = Picture(760, 300, title)
     left, top, right, bottom = 60, 40, 740, 240
@@ -209,7 +223,9 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], tips: Sequen
     return p
 
 
-def treemap(title: str, items: Sequence[tuple[str, float, str, str]], width: float = 1000, height: float = 480) -> Picture:
+def treemap(
+    title: str, items: Sequence[tuple[str, float, str, str]], width: float = 1000, height: float = 480
+) -> Picture:
     """Areas in proportion to sizes (squarified: Bruls, Huizing and van Wijk 2000). items: name, size, colour, tip."""
     p = Picture(width, height + 28, title)
     p.text(4, 18, title)
@@ -283,7 +299,9 @@ _SVG = {
     "rect": lambda n, colour, tip: _closed(
         f'<rect x="{n[0]:.1f}" y="{n[1]:.1f}" width="{n[2]:.1f}" height="{n[3]:.1f}" fill="{colour}"', tip
     ),
-    "line": lambda n, colour, _: f'<line x1="{n[0]:.1f}" y1="{n[1]:.1f}" x2="{n[2]:.1f}" y2="{n[3]:.1f}" stroke="{colour}"/>',
+    "line": lambda n, colour, _: (
+        f'<line x1="{n[0]:.1f}" y1="{n[1]:.1f}" x2="{n[2]:.1f}" y2="{n[3]:.1f}" stroke="{colour}"/>'
+    ),
     "dot": lambda n, colour, tip: _closed(f'<circle cx="{n[0]:.1f}" cy="{n[1]:.1f}" r="{n[2]:g}" fill="{colour}"', tip),
     "text": lambda n, colour, text: (
         f'<text x="{n[0]:.1f}" y="{n[1]:.1f}" text-anchor="{n[2]}" fill="{colour}"'

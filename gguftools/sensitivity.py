@@ -1,8 +1,8 @@
-"""What does it cost to quantize one tensor? Each tensor, class of tensors or block is swapped for its quantized form, one
-at a time, in a model that is otherwise its source, and the divergence from the source is measured.
+"""What does it cost to quantize one tensor? Each tensor, class of tensors or block is swapped for its quantized form,
+one at a time, in a model that is otherwise its source, and the divergence from the source is measured.
 
-Variants run a few at a time beside the source, which runs once for all of them; they share its memory map, so each takes
-the memory of its own tensors only.
+Variants run a few at a time beside the source, which runs once for all of them; they share its memory map, so each
+takes the memory of its own tensors only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Variant:
 @dataclass(frozen=True)
 class Cost:
     """What a variant costs. saved_bits: of its tensors together; saved_bpw: the same per weight of the whole model;
-    mean_kld, error: in nats a token; kld_per_bpw: mean_kld / saved_bpw, the price of a bit; kld_99: its 99 % percentile."""
+    mean_kld, error: in nats a token; kld_per_bpw: mean_kld / saved_bpw, the price of a bit; kld_99: its 99 %
+    percentile."""
 
     group: str
     type: str
@@ -90,8 +91,8 @@ def run(
     regular expression that names of tensors must hold; on_step: called with the passes done, their number, and the last
     KLD; costs: a list that results are put into as they come.
 
-    Raises GGUFError, QuantError and EngineError for what cannot work: unknown types, a pattern without tensors, no tensor
-    whose rows fit.
+    Raises GGUFError, QuantError and EngineError for what cannot work: unknown types, a pattern without tensors, no
+    tensor whose rows fit.
     """
     from engine.evaluate import evaluate
     from engine.session import Session
@@ -104,7 +105,9 @@ def run(
         importance = read_imatrix(imatrix) if imatrix is not None else None
         variants = list(plan(tensors, formats, by, pattern, importance))
         if not variants:
-            raise GGUFError(f"{model}: no tensor {f'with {pattern!r} in its name ' if pattern else ''}fits {', '.join(types)}")
+            raise GGUFError(
+                f"{model}: no tensor {f'with {pattern!r} in its name ' if pattern else ''}fits {', '.join(types)}"
+            )
         n_weights = sum(t.size for t in tensors.values())
         source = load(model, threads=threads)
         tokens = source.tokenize(read_corpus(text, source).text)

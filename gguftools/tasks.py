@@ -1,11 +1,13 @@
 """Task suites as llama.cpp's perplexity tool reads them: HellaSwag, WinoGrande, multiple choice.
 
 - HellaSwag: text, six lines a task: context, number of the right ending from 0, four endings.
-- WinoGrande: CSV without header: index, sentence with `_` for the blank (in double quotes if it has commas), two choices,
+- WinoGrande: CSV without header: index, sentence with `_` for the blank (in double quotes if it has commas), two
+choices,
   1 or 2.
-- multiple choice, binary, little-endian: uint32 n, uint32 offsets[n] of the tasks from the file's beginning; a task is a
-  question (uint32 length, UTF-8) and twice (one right answer; several right ones, which are not used) uint32 k, k texts,
-  int32 labels[k].
+- multiple choice, binary, little-endian: uint32 n, uint32 offsets[n] of the tasks from the file's beginning; a task is
+a
+  question (uint32 length, UTF-8) and twice (one right answer; several right ones, which are not used) uint32 k, k
+  texts, int32 labels[k].
 
 Random subsets are those that the reference draws (std::mt19937 seeded with 1).
 """
@@ -46,8 +48,8 @@ def run(
 ) -> Accuracy:
     """How many tasks of a file a model gets right. suite: one of SUITES; n: tasks to do, 0 means all.
 
-    Raises GGUFError for a file that is not of this kind, naming the first fault, and EngineError for tasks that the model
-    cannot do.
+    Raises GGUFError for a file that is not of this kind, naming the first fault, and EngineError for tasks that the
+    model cannot do.
     """
     from engine.evaluate.choice import choose
 
@@ -90,7 +92,8 @@ def hellaswag_order(n_tasks: int, n: int) -> list[int]:
 
 
 def subset(n_tasks: int, n: int) -> list[int]:
-    """Which tasks are done: all in order, or a random choice in which the last one left takes the place of one drawn."""
+    """Which tasks are done: all in order, or a random choice in which the last one left takes the place of one
+    drawn."""
     if not 0 < n < n_tasks:
         return list(range(n_tasks))
     draw, left, chosen = Draw(), list(range(n_tasks)), []
@@ -113,7 +116,9 @@ def _hellaswag(path: Path, n: int, session: Session) -> list[Question]:
     for i in hellaswag_order(len(lines) // per_task, n):
         context, right, *answers = lines[per_task * i : per_task * (i + 1)]
         if right.strip() not in "0123" or not right.strip():
-            raise GGUFError(f"{path}: line {per_task * i + 2} is {right[:20]!r}, expected the number of an ending, 0 to 3")
+            raise GGUFError(
+                f"{path}: line {per_task * i + 2} is {right[:20]!r}, expected the number of an ending, 0 to 3"
+            )
         sequences = [session.tokenize(f"{context} {answer}") for answer in answers]
         questions.append(endings(sequences, frozenset({int(right)})))
     return questions
@@ -173,7 +178,9 @@ class _Binary:
 
     def take(self, size: int, what: str) -> bytes:
         if not 0 <= size <= self.left:
-            raise GGUFError(f"{self.path}: truncated: {what} would end at byte {self.at + size:,} of {len(self._data):,}")
+            raise GGUFError(
+                f"{self.path}: truncated: {what} would end at byte {self.at + size:,} of {len(self._data):,}"
+            )
         self.at += size
         return bytes(self._data[self.at - size : self.at])
 

@@ -44,9 +44,9 @@ class Entry:
 class IMatrix:
     """Entries by name of the weight, and what is known of the text.
 
-    datasets: names of the texts; chunk_size: tokens per chunk; chunk_count: chunks seen. hashes: SHA-256 of the texts, by
-    name; weights: what a text counted for, by name, where it is not 1; sketch: uint64, some hashes of what the texts say
-    (see `gguftools.overlap`), None where unknown.
+    datasets: names of the texts; chunk_size: tokens per chunk; chunk_count: chunks seen. hashes: SHA-256 of the texts,
+    by name; weights: what a text counted for, by name, where it is not 1; sketch: uint64, some hashes of what the texts
+    say (see `gguftools.overlap`), None where unknown.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -128,8 +128,8 @@ class IMatrix:
     def scaled(self, weight: float) -> IMatrix:
         """The same means from `weight` times as many inputs: for merging texts that do not count alike.
 
-        Counts stay whole and keep at least 1 where they are not 0; sums follow them. Raises QuantError for a weight that
-        is not finite and positive.
+        Counts stay whole and keep at least 1 where they are not 0; sums follow them. Raises QuantError for a weight
+        that is not finite and positive.
         """
         if not (np.isfinite(weight) and weight > 0):
             raise QuantError(f"a text cannot have the weight {weight}; use a positive number")

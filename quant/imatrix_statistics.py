@@ -1,4 +1,5 @@
-"""What an importance matrix says of a model: statistics of every weight's inputs, and how they change from block to block.
+"""What an importance matrix says of a model: statistics of every weight's inputs, and how they change from block to
+block.
 
 Formulas are those of llama.cpp's imatrix tool. For one weight, over all its columns (of matrices that inputs reached):
 e = mean square of the column's input, v = mean of the column's input (e again where plain sums are unknown).
@@ -56,8 +57,9 @@ class WeightStatistics:
     """One weight. block: its number, None outside of blocks; role: its name within the block.
 
     energy: sum of e; elements: columns; mean, deviation, skewness, kurtosis (excess) of v; entropy: of the distribution
-    of energy over columns in bits, evenness: the same in per cent of its maximum. Against the same weight of the nearest
-    block before (NaN without one): gain: ratio of root mean squares; distance, cosine, pearson, covariance of v.
+    of energy over columns in bits, evenness: the same in per cent of its maximum. Against the same weight of the
+    nearest block before (NaN without one): gain: ratio of root mean squares; distance, cosine, pearson, covariance of
+    v.
     """
 
     name: str
@@ -188,7 +190,9 @@ def _entropy(e: np.ndarray) -> float:
     return float(-(p * np.log2(p)).sum()) if p.size else 0.0
 
 
-def _beside(s: WeightStatistics, alone: Mapping[str, WeightStatistics], entries: Mapping[str, Entry]) -> WeightStatistics:
+def _beside(
+    s: WeightStatistics, alone: Mapping[str, WeightStatistics], entries: Mapping[str, Entry]
+) -> WeightStatistics:
     """With the comparison against the same weight of the nearest block before."""
     before = None
     for block in range((s.block or 0) - 1, -1, -1):

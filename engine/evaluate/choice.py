@@ -1,7 +1,7 @@
 """Questions with several answers: a model chooses the answer whose tokens it finds most likely on average.
 
-Scores are those of llama.cpp's perplexity tool. HellaSwag and multiple choice: mean log-probability of the tokens that are
-not common to all answers. WinoGrande: see `winogrande_span`.
+Scores are those of llama.cpp's perplexity tool. HellaSwag and multiple choice: mean log-probability of the tokens that
+are not common to all answers. WinoGrande: see `winogrande`.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def endings(sequences: Sequence[list[int]], right: frozenset[int]) -> Question:
 def winogrande(sequences: Sequence[list[int]], with_choice: Sequence[int], right: int) -> Question:
     """A question whose two answers differ by a word in the middle.
 
-    with_choice: tokens up to and with the word. Where both have more than MIN_TRAILING tokens from where they part, what
-    comes behind the word is scored, else everything from there; the last token (the full stop) is left out, unless it is
-    the only one. (For the second answer of the other kind the reference reads the first score from the wrong place; here
-    both are scored alike.)
+    with_choice: tokens up to and with the word. Where both have more than MIN_TRAILING tokens from where they part,
+    what comes behind the word is scored, else everything from there; the last token (the full stop) is left out, unless
+    it is the only one. (For the second answer of the other kind the reference reads the first score from the wrong
+    place; here both are scored alike.)
     """
     start = common_prefix(sequences)
     if start < 1:
@@ -103,9 +103,9 @@ def choose(
     last_of_equals: bool = False,
     partial: bool = False,
 ) -> Accuracy:
-    """Let the model answer. n_batch: tokens that run at once; on_question: called with questions done, their number, and
-    the share that is right; last_of_equals: of answers with equal scores the last is taken, else the first; partial: an
-    interruption returns what is done.
+    """Let the model answer. n_batch: tokens that run at once; on_question: called with questions done, their number,
+    and the share that is right; last_of_equals: of answers with equal scores the last is taken, else the first;
+    partial: an interruption returns what is done.
 
     Raises EngineError for a task that is longer than the model's context, and for no tasks at all.
     """
@@ -114,7 +114,9 @@ def choose(
     for i, question in enumerate(questions):
         longest = max(len(a.tokens) for a in question.answers)
         if longest > session.n_ctx_train:
-            raise EngineError(f"task {i} has {longest} tokens, the model was trained for {session.n_ctx_train}; leave it out")
+            raise EngineError(
+                f"task {i} has {longest} tokens, the model was trained for {session.n_ctx_train}; leave it out"
+            )
     choices: list[int] = []
     correct, complete = 0, True
     try:

@@ -46,8 +46,8 @@ def collect(
 
     All positions of a chunk count; n_batch tokens run at once, at least one chunk. Weights outside of the blocks (the
     output matrix) are left out unless `process_output`. score: also compute the perplexity of each chunk's second half,
-    for `on_chunk`. from_chunk: chunks of the text that are left out at its beginning. state: where the sums go; one that
-    has chunks already is continued behind them, and it is whole after every batch, whatever ends the run.
+    for `on_chunk`. from_chunk: chunks of the text that are left out at its beginning. state: where the sums go; one
+    that has chunks already is continued behind them, and it is whole after every batch, whatever ends the run.
 
     Raises EngineError for a text shorter than two chunks, QuantError for activations that are not finite.
     """
@@ -74,7 +74,9 @@ def collect(
             for states in hidden:
                 for at in range(0, n_ctx, HEAD_ROWS):
                     session.head(states[at : at + HEAD_ROWS], observe)
-        nll = _score(session, hidden[:, windows.first : windows.last], windows.targets(lo, hi)) if score else np.empty(0)
+        nll = (
+            _score(session, hidden[:, windows.first : windows.last], windows.targets(lo, hi)) if score else np.empty(0)
+        )
         state.imatrix.merge(part)
         state.chunks, state.nll, state.scored = hi, state.nll + float(nll.sum()), state.scored + len(nll)
         if on_chunk is not None:

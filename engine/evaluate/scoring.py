@@ -79,9 +79,9 @@ class Divergence:
 class Evaluation:
     """What was measured, and over what.
 
-    n_ctx: tokens of a window; stride: 0 for the standard window; n_tokens: scored in all; n_chunks: of them; tokens_sha256:
-    of the text's tokens as int32, little-endian, all windows that were run; complete: False after an interruption;
-    bits_per_byte: of the scored text, None where it has no bytes.
+    n_ctx: tokens of a window; stride: 0 for the standard window; n_tokens: scored in all; n_chunks: of them;
+    tokens_sha256: of the text's tokens as int32, little-endian, all windows that were run; complete: False after an
+    interruption; bits_per_byte: of the scored text, None where it has no bytes.
     """
 
     n_ctx: int
@@ -178,7 +178,9 @@ def cut(
     return Windows(rest[: n * n_ctx].reshape(n, n_ctx), bos, n_ctx // 2, n_ctx - 1)
 
 
-def cut_strided(tokens: Sequence[int] | np.ndarray, n_ctx: int, stride: int, chunks: int | None, bos: int | None) -> Windows:
+def cut_strided(
+    tokens: Sequence[int] | np.ndarray, n_ctx: int, stride: int, chunks: int | None, bos: int | None
+) -> Windows:
     """Windows of n_ctx + stride / 2 tokens, one every `stride` tokens, whose last `stride` positions are scored.
 
     The reference pads its window to a multiple of 256 and replaces the first token too late to matter; here the window
@@ -229,7 +231,7 @@ def evaluate(
     logits that are not finite.
     """
     running = base if isinstance(base, Session) else None
-    stored = base if base is not None and running is None else None
+    stored = None if isinstance(base, Session) else base
     everyone = [*([running] if running else []), *models]
     check_vocabularies(everyone)
     if stored is not None:
@@ -327,7 +329,8 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> np.ndarr
     from engine.kernels import score
 
     out = np.empty(len(targets))
-    run_rows(lambda lo, hi: score.score_rows(logits[lo:hi], targets[lo:hi], out[lo:hi]), *logits.shape, None)
+    n, n_vocab = logits.shape
+    run_rows(lambda lo, hi: score.score_rows(logits[lo:hi], targets[lo:hi], out[lo:hi]), n, n_vocab, None)
     if not np.isfinite(out).all():
         raise EngineError("the model's logits are not finite: its weights are damaged")
     return out
@@ -345,7 +348,7 @@ def divergence(base: np.ndarray, logits: np.ndarray, normalized: bool = False) -
     def work(lo: int, hi: int) -> None:
         score.diverge_rows(base[lo:hi], logits[lo:hi], normalized, kld[lo:hi], same[lo:hi])
 
-    run_rows(work, *base.shape, None)
+    run_rows(work, base.shape[0], base.shape[1], None)
     return kld, same
 
 

@@ -12,8 +12,8 @@ import numpy as np
 #: Percentiles that are reported for divergences, in per cent.
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
-#: Edges of the histogram of divergences, in nats: four bins a decade. Smaller values count in the first bin, larger ones
-#: in the last.
+#: Edges of the histogram of divergences, in nats: four bins a decade. Smaller values count in the first bin, larger
+#: ones in the last.
 HISTOGRAM_EDGES = tuple(float(f"{10 ** (e / 4):.3g}") for e in range(-28, 9))
 
 _Z95 = 1.95996398454  # 97.5 % quantile of the normal distribution

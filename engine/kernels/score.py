@@ -47,7 +47,8 @@ def _sum(x):
 def diverge_rows(base, logits, normalized, kld, same):
     """kld[i] = KL(softmax(base[i]) || softmax(logits[i])), same[i] = do both have the same most likely token.
 
-    normalized: base[i] is a log-probability as it stands. Terms whose base log-probability is below -16 are left out, as the reference does. Equal rows give exactly 0.
+    normalized: base[i] is a log-probability as it stands. Terms whose base log-probability is below -16 are left out,
+    as the reference does. Equal rows give exactly 0.
     """
     n = base.shape[1]
     terms = np.empty(_PIECE, np.float64)

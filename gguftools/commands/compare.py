@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 def compare(
     models: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[BASE] [MODEL...]", help="GGUF files or safetensors folders, the base first.", show_default=False),
+        typer.Argument(
+            metavar="[BASE] [MODEL...]", help="GGUF files or safetensors folders, the base first.", show_default=False
+        ),
     ] = None,
     text: Annotated[Path | None, typer.Option("-f", "--file", help="Text file, UTF-8.", show_default=False)] = None,
     records: Annotated[
         list[Path] | None,
-        typer.Option("--records", metavar="FILE.json", help="Results of earlier runs, for the same table.", show_default=False),
+        typer.Option(
+            "--records", metavar="FILE.json", help="Results of earlier runs, for the same table.", show_default=False
+        ),
     ] = None,
     ctx_size: Context = N_CTX,
     chunks: Chunks = None,
@@ -80,7 +84,19 @@ def compare(
 
 
 def _print(rows: list[tuple]) -> None:
-    columns = ("model", "size", "bits/weight", "PPL", "± error", "mean KLD", "median", "99 %", "99.9 %", "same top", "interval")
+    columns = (
+        "model",
+        "size",
+        "bits/weight",
+        "PPL",
+        "± error",
+        "mean KLD",
+        "median",
+        "99 %",
+        "99.9 %",
+        "same top",
+        "interval",
+    )
     report.table(
         columns,
         [

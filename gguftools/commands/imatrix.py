@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,14 +23,16 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
 Inputs = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Importance matrices.", show_default=False)]
 
 
-class FileFormat(str, Enum):
+class FileFormat(StrEnum):
     gguf = "gguf"
     dat = "dat"
 
 
 ChunkSize = Annotated[
     int | None,
-    typer.Option("-c", "--ctx-size", min=1, help="Tokens of a chunk in older files, which do not say.", show_default=False),
+    typer.Option(
+        "-c", "--ctx-size", min=1, help="Tokens of a chunk in older files, which do not say.", show_default=False
+    ),
 ]
 Format = Annotated[FileFormat, typer.Option("--output-format", help="Form of the file; dat is the older one.")]
 
@@ -48,14 +50,16 @@ imatrix_app = typer.Typer(
     name="imatrix",
     cls=_Group,
     no_args_is_help=True,
-    help="Run a calibration text through a model and note which columns of its weights matter. `gguftools imatrix MODEL -f "
-    "TEXT` collects; its options: `gguftools imatrix collect --help`.",
+    help="Run a calibration text through a model and note which columns of its weights matter. `gguftools imatrix MODEL "
+    "-f TEXT` collects; its options: `gguftools imatrix collect --help`.",
 )
 
 
 @imatrix_app.command("collect")
 def collect(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file or safetensors folder.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF file or safetensors folder.", show_default=False)
+    ],
     text: Annotated[
         list[str],
         typer.Option(
@@ -74,7 +78,9 @@ def collect(
     process_output: Annotated[bool, typer.Option(help="Also watch the output matrix.")] = False,
     parse_special: Annotated[bool, typer.Option(help="Recognise control tokens in the text.")] = False,
     no_ppl: Annotated[bool, typer.Option("--no-ppl", help="Do not compute the perplexity on the way.")] = False,
-    output_frequency: Annotated[int, typer.Option(min=0, help="Save every so many chunks; 0: at the end.")] = OUTPUT_FREQUENCY,
+    output_frequency: Annotated[
+        int, typer.Option(min=0, help="Save every so many chunks; 0: at the end.")
+    ] = OUTPUT_FREQUENCY,
     save_frequency: Annotated[int, typer.Option(min=0, help="Keep a copy every so many chunks; 0: none.")] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew where a run was interrupted.")] = False,
     in_file: Annotated[
@@ -128,13 +134,19 @@ def collect(
 
 @imatrix_app.command("merge")
 def merge(
-    inputs: Inputs, output: Output, output_format: Format = FileFormat.gguf, ctx_size: ChunkSize = None, json: Json = False
+    inputs: Inputs,
+    output: Output,
+    output_format: Format = FileFormat.gguf,
+    ctx_size: ChunkSize = None,
+    json: Json = False,
 ) -> None:
     """Merge importance matrices, as if their texts had been read together."""
     from gguftools import measure
 
     if len(inputs) < 2:
-        raise GGUFError("merging takes two importance matrices or more; to change the form of one use `imatrix convert`")
+        raise GGUFError(
+            "merging takes two importance matrices or more; to change the form of one use `imatrix convert`"
+        )
     _tell(measure.merge(inputs, output, output_format.value, ctx_size), output, json)
 
 
@@ -154,8 +166,12 @@ def convert(
 
 @imatrix_app.command("show")
 def show(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Importance matrix.", show_default=False)] = None,
-    in_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, as an option.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Importance matrix.", show_default=False)
+    ] = None,
+    in_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, as an option.", show_default=False)
+    ] = None,
     show_statistics: Annotated[bool, typer.Option("--show-statistics", hidden=True)] = True,
     plot: Plot = None,
     json: Json = False,
@@ -222,7 +238,9 @@ def _heat_map(path: Path, weights: list) -> Any:
     blocks = sorted({s.block for s in weights if s.block is not None})
     found = {(s.block, s.role): (s.energy / s.elements) ** 0.5 for s in weights}
     values = [[found.get((b, r)) for r in roles] for b in blocks]
-    tips = [[f"blk.{b}.{r}: {v:.4g}" if v is not None else "" for r, v in zip(roles, row)] for b, row in zip(blocks, values)]
+    tips = [
+        [f"blk.{b}.{r}: {v:.4g}" if v is not None else "" for r, v in zip(roles, row)] for b, row in zip(blocks, values)
+    ]
     title = f"{path.name}: root mean square of inputs"
     return heat_map(title, [f"blk.{b}" for b in blocks], roles, values, tips, log=True)
 

@@ -21,13 +21,18 @@ Batch = Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Tokens th
 Stride = Annotated[
     int,
     typer.Option(
-        "--ppl-stride", min=0, help="Windows of -c plus half of it, every so many tokens, scored at their ends; 0: chunks."
+        "--ppl-stride",
+        min=0,
+        help="Windows of -c plus half of it, every so many tokens, scored at their ends; 0: chunks.",
     ),
 ]
 Calibration = Annotated[
     list[Path] | None,
-    typer.Option("--imatrix", metavar="FILE", help="Warn if the text was used for this importance matrix.", show_default=False),
+    typer.Option(
+        "--imatrix", metavar="FILE", help="Warn if the text was used for this importance matrix.", show_default=False
+    ),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture: .svg, or .png with matplotlib.", show_default=False)
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw a picture: .svg, or .png with matplotlib.", show_default=False),
 ]

@@ -23,7 +23,9 @@ _FEW = 100
 
 
 def perplexity(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file or safetensors folder.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="GGUF file or safetensors folder.", show_default=False)
+    ],
     text: Annotated[
         Path | None, typer.Option("-f", "--file", help="Text file, UTF-8, or the tasks.", show_default=False)
     ] = None,
@@ -49,11 +51,15 @@ def perplexity(
     chunks: Chunks = None,
     stride: Stride = 0,
     batch_size: Batch = N_BATCH,
-    hellaswag: Annotated[bool, typer.Option("--hellaswag", help="The file holds HellaSwag tasks, of six lines each.")] = False,
+    hellaswag: Annotated[
+        bool, typer.Option("--hellaswag", help="The file holds HellaSwag tasks, of six lines each.")
+    ] = False,
     hellaswag_tasks: Annotated[int, typer.Option(min=1, help="Tasks to do.")] = 400,
     winogrande: Annotated[bool, typer.Option("--winogrande", help="The file holds WinoGrande tasks, as CSV.")] = False,
     winogrande_tasks: Annotated[int, typer.Option(min=0, help="Tasks to do; 0: all.")] = 0,
-    multiple_choice: Annotated[bool, typer.Option("--multiple-choice", help="The file holds tasks in binary form.")] = False,
+    multiple_choice: Annotated[
+        bool, typer.Option("--multiple-choice", help="The file holds tasks in binary form.")
+    ] = False,
     multiple_choice_tasks: Annotated[int, typer.Option(min=0, help="Tasks to do; 0: all.")] = 0,
     imatrix: Calibration = None,
     threads: Threads = None,
@@ -64,7 +70,18 @@ def perplexity(
 
     suites = {"hellaswag": hellaswag, "winogrande": winogrande, "multiple-choice": multiple_choice}
     chosen = [name for name, wanted in suites.items() if wanted]
-    if sum((base is not None, base_logits is not None, save_logits is not None, len(chosen), stride > 0 and base_logits is not None)) > 1:
+    if (
+        sum(
+            (
+                base is not None,
+                base_logits is not None,
+                save_logits is not None,
+                len(chosen),
+                stride > 0 and base_logits is not None,
+            )
+        )
+        > 1
+    ):
         raise GGUFError("a base model, saved logits, saving logits and tasks exclude each other; choose one")
     if stride and save_logits is not None:
         raise GGUFError("the file of logits has no place for a stride; leave --ppl-stride out")
@@ -72,7 +89,11 @@ def perplexity(
         raise GGUFError("which text? Name a file with -f")
     if chosen:
         assert text is not None
-        counts = {"hellaswag": hellaswag_tasks, "winogrande": winogrande_tasks, "multiple-choice": multiple_choice_tasks}
+        counts = {
+            "hellaswag": hellaswag_tasks,
+            "winogrande": winogrande_tasks,
+            "multiple-choice": multiple_choice_tasks,
+        }
         _tasks(model, text, chosen[0], counts[chosen[0]], batch_size, threads, json)
         return
     if text is not None:
@@ -83,7 +104,9 @@ def perplexity(
             step(done, total, scores[0].running_ppl())
 
         if base_logits is not None:
-            result = measure.against_logits(model, base_logits, chunks, batch_size, threads, on_chunk, text, partial=True)
+            result = measure.against_logits(
+                model, base_logits, chunks, batch_size, threads, on_chunk, text, partial=True
+            )
         elif save_logits is not None:
             assert text is not None
             result = measure.save_logits(model, text, save_logits, ctx_size, chunks, batch_size, threads, on_chunk)

@@ -21,7 +21,8 @@ def report(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")] = Path("report.html"),
     base: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="GGUF file that it was made of: errors are shown.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="GGUF file that it was made of: errors are shown.", show_default=False),
     ] = None,
     text: Annotated[
         Path | None,

@@ -37,7 +37,9 @@ def running(what: str, name: str = "PPL", unit: str = "chunks") -> Iterator[Step
             first, started = done, time.monotonic()
         last = done
         if watched:
-            bar = bar or tqdm(total=total, initial=first, desc=what, unit=f" {unit}", file=sys.stderr, dynamic_ncols=True)
+            bar = bar or tqdm(
+                total=total, initial=first, desc=what, unit=f" {unit}", file=sys.stderr, dynamic_ncols=True
+            )
             if value is not None:
                 bar.set_postfix_str(f"{name} {value:.4f}", refresh=False)
             bar.update(done - bar.n)

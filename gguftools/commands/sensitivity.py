@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from gguftools.commands.running import running
 from gguftools.measure import N_BATCH, N_CTX
 
 
-class Grouping(str, Enum):
+class Grouping(StrEnum):
     tensor = "tensor"
     kind = "class"
     block = "block"
@@ -24,7 +24,9 @@ def sensitivity(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file, F32, F16 or BF16.", show_default=False)],
     text: Text,
     types: Annotated[str, typer.Option(help="Types of tensors, separated by commas.")] = "Q2_K,Q4_K,Q6_K",
-    by: Annotated[Grouping, typer.Option(help="What is swapped at a time: each tensor, class (role), or block.")] = Grouping.tensor,
+    by: Annotated[
+        Grouping, typer.Option(help="What is swapped at a time: each tensor, class (role), or block.")
+    ] = Grouping.tensor,
     only: Annotated[
         str, typer.Option(metavar="REGEX", help="Only tensors whose name has this in it.", show_default=False)
     ] = "",
@@ -49,9 +51,7 @@ def sensitivity(
     interrupted = False
     try:
         with running("sensitivity", "KLD", "passes") as step:
-            tool.run(
-                model, wanted, text, by.value, imatrix, ctx_size, chunks, batch_size, threads, only, step, costs
-            )
+            tool.run(model, wanted, text, by.value, imatrix, ctx_size, chunks, batch_size, threads, only, step, costs)
     except KeyboardInterrupt:
         if not costs:
             raise
@@ -62,7 +62,17 @@ def sensitivity(
         report.print_json(tool.summary(costs, str(model), str(text), ctx_size))
     else:
         report.table(
-            ("part", "type", "weights", "saved", "bits/weight saved", "mean KLD", "± error", "99 %", "KLD per bit/weight"),
+            (
+                "part",
+                "type",
+                "weights",
+                "saved",
+                "bits/weight saved",
+                "mean KLD",
+                "± error",
+                "99 %",
+                "KLD per bit/weight",
+            ),
             [
                 (
                     c.group,

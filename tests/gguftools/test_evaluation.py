@@ -25,12 +25,12 @@ _ROUNDING = 1.5e-3
 
 
 #: of the list, one of every kind and size: q- without importance matrix, qi- with it
+# fmt: off
 PRESETS = (
-    "qi-F16 qi-BF16 qi-Q8_0 qi-Q6_K qi-Q5_K_M qi-Q5_1 qi-Q4_K_M q-Q4_K_M q-Q4_0 qi-IQ4_XS qi-Q3_K_M qi-IQ3_XXS q-Q2_K "
-    "qi-IQ2_XS qi-IQ1_S"
-).split()
-
-
+    "qi-F16", "qi-BF16", "qi-Q8_0", "qi-Q6_K", "qi-Q5_K_M", "qi-Q5_1", "qi-Q4_K_M", "q-Q4_K_M", "q-Q4_0", "qi-
+    IQ4_XS", "qi-Q3_K_M", "qi-IQ3_XXS", "q-Q2_K", "qi-IQ2_XS", "qi-IQ1_S",
+)
+# fmt: on
 @pytest.fixture(scope="module")
 def results(tiny, tmp_path_factory):
     """Every preset of the reference's list, measured in one run beside the float32 model."""
@@ -235,7 +235,8 @@ def test_bad_records(tmp_path, capsys, content, message):
     assert message in capsys.readouterr().err
 
 
-# --- what cannot be measured --------------------------------------------------------------------------------------------
+# --- what cannot be measured
+# --------------------------------------------------------------------------------------------
 
 
 def test_vocabularies_must_be_equal(tiny):
@@ -301,11 +302,28 @@ def test_calibration_text_is_found_out(tiny, tmp_path, capsys):
     assert main(["perplexity", str(tmp_path / "q.gguf"), "-f", str(text), "-c", "64", "--chunks", "1"]) == 0
     err = capsys.readouterr().err
     assert err.count("warning: ") == 2  # by name, and by content
-    assert main(["compare", str(tiny["bf16"]), "-f", str(half), "-c", "64", "--chunks", "1", "--imatrix", str(tmp_path / "im.gguf")]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                str(tiny["bf16"]),
+                "-f",
+                str(half),
+                "-c",
+                "64",
+                "--chunks",
+                "1",
+                "--imatrix",
+                str(tmp_path / "im.gguf"),
+            ]
+        )
+        == 0
+    )
     assert "results may flatter" in capsys.readouterr().err
 
 
-# --- sensitivity --------------------------------------------------------------------------------------------------------
+# --- sensitivity
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_sensitivity(tiny, tmp_path, capsys):

@@ -74,7 +74,9 @@ def test_weighted_texts(tiny, tmp_path):
     (tmp_path / "one.txt").write_text(TEXT.read_text()[:3000])
     (tmp_path / "two.txt").write_text(other.read_text()[:3000])
     one, two = (collect(tiny, tmp_path / f"{n}.gguf", tmp_path / f"{n}.txt", chunks=None) for n in ("one", "two"))
-    found = collect(tiny, tmp_path / "d.gguf", [f"{tmp_path / 'one.txt'}:0.5", f"{tmp_path / 'two.txt'}:2"], chunks=None)
+    found = collect(
+        tiny, tmp_path / "d.gguf", [f"{tmp_path / 'one.txt'}:0.5", f"{tmp_path / 'two.txt'}:2"], chunks=None
+    )
     name = "blk.2.ffn_down.weight"
     x, y = one.entries[name], two.entries[name]
     want = (0.5 * x.squares + 2 * y.squares) / (0.5 * x.counts + 2 * y.counts)
@@ -88,7 +90,12 @@ def test_weighted_texts(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("a.txt:2", ("a.txt", 2.0)), ("a.txt", ("a.txt", 1.0)), ("C:\\x.txt", ("C:\\x.txt", 1.0)), ("a.txt:0.25", ("a.txt", 0.25))],
+    [
+        ("a.txt:2", ("a.txt", 2.0)),
+        ("a.txt", ("a.txt", 1.0)),
+        ("C:\\x.txt", ("C:\\x.txt", 1.0)),
+        ("a.txt:0.25", ("a.txt", 0.25)),
+    ],
 )
 def test_weights_behind_names(name, expected):
     path, weight = split_weight(name)
@@ -103,7 +110,9 @@ def test_weights_that_are_none(name):
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+)
 
 
 class Chatty:
@@ -148,7 +157,9 @@ def test_bad_json_lines(tiny, tmp_path, capsys, content, message):
     assert not (tmp_path / "o.gguf").exists()
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.append(1) }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no system role') }}", "{% for %}", "{{ messages.append(1) }}"]
+)
 def test_templates_that_fail(tiny, tmp_path, template):
     (tmp_path / "t.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
     with pytest.raises(GGUFError, match="the chat template cannot be rendered"):

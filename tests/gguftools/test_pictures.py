@@ -86,7 +86,20 @@ def page(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     gguftools.quantize(tiny["bf16"], folder / "q.gguf", "Q2_K", DATA / "tiny" / "imatrix.gguf")
     output = folder / "report.html"
-    arguments = ["report", folder / "q.gguf", "--base", tiny["bf16"], "-f", VALID, "-c", 128, "--chunks", 2, "-o", output]
+    arguments = [
+        "report",
+        folder / "q.gguf",
+        "--base",
+        tiny["bf16"],
+        "-f",
+        VALID,
+        "-c",
+        128,
+        "--chunks",
+        2,
+        "-o",
+        output,
+    ]
     assert main(list(map(str, arguments))) == 0
     return output
 
@@ -95,11 +108,21 @@ def test_page(page):
     text = page.read_text()
     for section in ("sizes", "types", "errors", "divergence", "metadata"):
         assert f'<section id="{section}">' in text
-    assert not re.findall(r'(?:src|href)\s*=|url\(|<script|http://(?!www\.w3\.org/2000/svg)|https://', text), "self-contained"
+    assert not re.findall(r"(?:src|href)\s*=|url\(|<script|http://(?!www\.w3\.org/2000/svg)|https://", text), (
+        "self-contained"
+    )
     assert text.count("<title>") > 56, "every tensor says what it is"
-    for part in ("blk.0.attn_q.weight: Q2_K", "blk.0.ffn_down.weight: 0.", "mean KLD", "tokenizer.ggml.tokens", "2,048: "):
+    for part in (
+        "blk.0.attn_q.weight: Q2_K",
+        "blk.0.ffn_down.weight: 0.",
+        "mean KLD",
+        "tokenizer.ggml.tokens",
+        "2,048: ",
+    ):
         assert part in text
-    counts = [int(n.replace(",", "")) for n in re.findall(r"<title>[\d.e+-]+ to [\d.e+-]+: ([\d,]+) tokens</title>", text)]
+    counts = [
+        int(n.replace(",", "")) for n in re.findall(r"<title>[\d.e+-]+ to [\d.e+-]+: ([\d,]+) tokens</title>", text)
+    ]
     assert sum(counts) == 2 * 63
 
 

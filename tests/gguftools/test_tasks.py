@@ -43,7 +43,11 @@ def choice_file(tmp_path):
 def log_probabilities(session, tokens: list[int]) -> np.ndarray:
     """Of every token but the first, float64."""
     logits = session.logits(tokens).astype(np.float64)
-    wide = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) - logits.max(1, keepdims=True)
+    wide = (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
+    )
     return wide[np.arange(len(tokens) - 1), tokens[1:]]
 
 
