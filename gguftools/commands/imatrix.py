@@ -50,8 +50,8 @@ imatrix_app = typer.Typer(
     name="imatrix",
     cls=_Group,
     no_args_is_help=True,
-    help="Run a calibration text through a model and note which columns of its weights matter. `gguftools imatrix MODEL "
-    "-f TEXT` collects; its options: `gguftools imatrix collect --help`.",
+    help="Run a calibration text through a model and note which columns of its weights matter. `gguftools imatrix "
+    "MODEL -f TEXT` collects; its options: `gguftools imatrix collect --help`.",
 )
 
 

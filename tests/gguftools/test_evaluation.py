@@ -27,8 +27,8 @@ _ROUNDING = 1.5e-3
 #: of the list, one of every kind and size: q- without importance matrix, qi- with it
 # fmt: off
 PRESETS = (
-    "qi-F16", "qi-BF16", "qi-Q8_0", "qi-Q6_K", "qi-Q5_K_M", "qi-Q5_1", "qi-Q4_K_M", "q-Q4_K_M", "q-Q4_0", "qi-
-    IQ4_XS", "qi-Q3_K_M", "qi-IQ3_XXS", "q-Q2_K", "qi-IQ2_XS", "qi-IQ1_S",
+    "qi-F16", "qi-BF16", "qi-Q8_0", "qi-Q6_K", "qi-Q5_K_M", "qi-Q5_1", "qi-Q4_K_M", "q-Q4_K_M", "q-Q4_0", "qi-IQ4_XS",
+    "qi-Q3_K_M", "qi-IQ3_XXS", "q-Q2_K", "qi-IQ2_XS", "qi-IQ1_S",
 )
 # fmt: on
 @pytest.fixture(scope="module")
