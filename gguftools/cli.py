@@ -1,6 +1,7 @@
 """The command line: registers the commands and turns errors into one line. Nothing else.
 
-Exit codes: 0 done; 1 failed, unreadable or findings; 2 wrong usage. Results go to stdout, progress to stderr.
+Exit codes: 0 done; 1 failed, unreadable or findings; 2 wrong usage; 128 + n stopped by signal n. Results go to stdout,
+progress to stderr.
 """
 
 from __future__ import annotations
@@ -8,11 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from engine.errors import EngineError
+from gguftools import report
 from gguftools._version import __version__
 from gguftools.commands.compare import compare
 from gguftools.commands.convert import convert
@@ -24,6 +32,9 @@ from gguftools.commands.quantize import quantize
 from gguftools.commands.report import report
 from gguftools.commands.sensitivity import sensitivity
 from gguftools.errors import GGUFError
+from quant.errors import QuantError
+
+_INTERRUPTED = 130  # exit code, as shells have it
 
 COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report, inspect)
 GROUPS = (imatrix_app,)
@@ -43,7 +54,7 @@ for group in GROUPS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"gguftools {__version__}\n")
+        report.write(f"gguftools {__version__}")
         raise typer.Exit
 
 
@@ -62,14 +73,43 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_closed_streams()
     try:
-        return app(arguments, standalone_mode=False, prog_name="gguftools") or 0
+        with _stop_by_exception():
+            code = app(arguments, standalone_mode=False, prog_name="gguftools") or 0
+            report.flush()
     except BaseException as error:
-        if getattr(logging.getLogger("gguftools"), "verbose", False) and not isinstance(
-            error, (SystemExit, typer.Exit)
-        ):
-            raise
         return _report(error)
+    if code == _INTERRUPTED:
+        sys.stderr.write("\ninterrupted\n")
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed swallow what is written, and no file gets their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def _stop_by_exception() -> Iterator[None]:
+    """Signals that end a process raise SystemExit instead, so that unfinished files go. What is ignored stays so, as
+    `nohup` wants it."""
+
+    def stop(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _report(error: BaseException) -> int:
@@ -80,24 +120,27 @@ def _report(error: BaseException) -> int:
         return getattr(error, "exit_code", 2)
     if isinstance(error, typer.Exit):
         return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.stderr.write("\ninterrupted\n")
-        return 130
+        return _INTERRUPTED
     if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        report.discard()
         return 1
     message = _message(error)
     if message is None:
         raise error
-    sys.stderr.write(f"error: {message}\n")
+    if getattr(logging.getLogger("gguftools"), "verbose", False):
+        traceback.print_exception(error)
+    sys.stderr.write(f"error: {report.plain(message)}\n")
     return 1
 
 
 def _message(error: BaseException) -> str | None:
     """The line for an error that is the user's to mend, or None."""
-    if isinstance(error, GGUFError) or type(error).__name__ in ("QuantError", "EngineError"):
-        return " ".join(str(error).split())
+    if isinstance(error, (GGUFError, EngineError, QuantError)):
+        return str(error)
     if isinstance(error, MemoryError):
         return "out of memory; close other programs, or use a smaller model or context"
     if isinstance(error, OSError):

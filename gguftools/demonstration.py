@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from gguftools.errors import GGUFError
 from gguftools.gguf.reader import GGUF
 from gguftools.measure import N_CTX
 from gguftools.quantize_file import quantize
+from gguftools.text import read_text
+from quant.cache import cache_folder
 from quant.mixes import get_preset
 
 if TYPE_CHECKING:
@@ -52,12 +55,22 @@ OnStep = Callable[[str, int, int, float | None], None]
 
 
 def demo_folder() -> Path:
-    """Folder of the model that comes with the package: safetensors, tokenizer, configuration."""
+    """Folder of the model that comes with the package: safetensors, tokenizer, configuration.
+
+    >>> (demo_folder() / "config.json").is_file()
+    True
+    """
     return _DATA / "tiny"
 
 
 def demo_text(name: str) -> Path:
-    """A text that comes with the package: `calibration`, or `valid`, which the model has not seen."""
+    """A text that comes with the package: `calibration`, or `valid`, which the model has not seen.
+
+    >>> demo_text("valid").name
+    'valid.txt'
+
+    Raises GGUFError for another name.
+    """
     path = _DATA / f"{name}.txt"
     if not path.is_file():
         raise GGUFError(f"{name}: no such text in the package; there are calibration and valid")
@@ -65,12 +78,15 @@ def demo_text(name: str) -> Path:
 
 
 def demo_model() -> Path:
-    """The model that comes with the package as a GGUF file, converted on first use and kept in the user's cache."""
-    from platformdirs import user_cache_path
+    """The model that comes with the package as a GGUF file, converted on first use and kept in the user's cache, or in
+    a folder that goes with the process where that cannot be written.
 
-    path = user_cache_path("gguftools") / f"tiny-{__version__}.gguf"
+    >>> import gguftools
+    >>> len(gguftools.open(demo_model()).tensors)
+    56
+    """
+    path = cache_folder() / f"tiny-{__version__}.gguf"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         convert(demo_folder(), path)
     return path
 
@@ -91,13 +107,21 @@ def demo(
     held-out text of the package (importance always comes from its calibration text); out: folder to keep the files in,
     None keeps nothing; n_ctx: tokens of a chunk, None takes what suits the model; chunks: at most so many.
 
-    Raises GGUFError, QuantError and EngineError as the steps do; unknown types are refused before any work.
+    >>> import gguftools
+    >>> [rung.type for rung in gguftools.demo(types=["Q8_0"], chunks=2)]
+    ['BF16', 'Q8_0']
+
+    Raises GGUFError, QuantError and EngineError as the steps do; unknown types and unusable texts are refused before
+    any work that takes long.
     """
     presets = [get_preset(name).name for name in types]
+    text = Path(text) if text is not None else demo_text("valid")
+    read_text(text)
     step = on_step or (lambda *_: None)
     with _folder(out) as folder:
         source = _source(Path(model) if model is not None else demo_folder(), folder, threads, step)
         n_ctx = n_ctx or _window(source, model is None)
+        measure.check_text(source, text, n_ctx)
         matrix = folder / "imatrix.gguf"
 
         def on_imatrix(done: int, total: int, value: float | None) -> None:
@@ -112,7 +136,7 @@ def demo(
         step("quantize", len(presets), len(presets), None)
         results = measure.compare(
             files,
-            text if text is not None else demo_text("valid"),
+            text,
             n_ctx,
             chunks,
             base=source,
@@ -157,7 +181,9 @@ def _rung(name: str, path: Path, result: Evaluation) -> Rung:
     with GGUF(path) as f:
         weights = sum(t.size for t in f.tensors.values())
         data = sum(t.nbytes for t in f.tensors.values())
-        kinds = {t.format.name: t.nbytes for t in f.tensors.values()}
         if name == "source":
-            name = max(kinds, key=lambda k: sum(t.nbytes for t in f.tensors.values() if t.format.name == k))
+            kinds: Counter[str] = Counter()
+            for t in f.tensors.values():
+                kinds[t.format.name] += t.nbytes
+            name = kinds.most_common(1)[0][0]
         return Rung(name, path, f.size, 8 * data / weights, result)

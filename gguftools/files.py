@@ -23,6 +23,25 @@ from gguftools.errors import GGUFError
 
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG} | ({errno.EDQUOT} if hasattr(errno, "EDQUOT") else set())
 
+_SHOWN = 200  # bytes of an output's name in the temporary name, which may not be longer than 255
+
+
+def read_whole(path: Path, what: str) -> bytes:
+    """The bytes of a small file, or of a pipe; `what` is expected of it, as in "a text file".
+
+    Raises GGUFError if there is no such file, or it is a folder or a device (which may have no end), or may not be
+    read.
+    """
+    try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise GGUFError(f"{path}: is a folder, expected {what}")
+        if stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and not path.samefile(os.devnull)):
+            raise GGUFError(f"{path}: is a device, expected {what}")
+        return path.read_bytes()
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
+
 
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file, uint8 [size], read-only, as a memory map that lives as long as views of it.
@@ -56,7 +75,8 @@ def same_file(a: Path, b: Path) -> bool:
 def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
     """The file that writing to `path` would replace (links followed).
 
-    Raises GGUFError if it is one of the inputs, a folder, a device, or in a folder that does not exist.
+    Raises GGUFError if it is one of the inputs, a folder, a device, or in a folder that does not exist or may not be
+    written.
     """
     for source in inputs:
         if same_file(path, Path(source)):
@@ -64,6 +84,8 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> Path:
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise GGUFError(f"{path}: the folder {target.parent} does not exist; make it first")
+    if not os.access(target.parent, os.W_OK):
+        raise GGUFError(f"{path}: the folder {target.parent} may not be written; choose another")
     try:
         kind = target.stat().st_mode
     except FileNotFoundError:
@@ -88,21 +110,22 @@ def check_space(path: Path, size: int) -> None:
 def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = ()) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends, and vanishes if the block fails in any way.
 
-    >>> with atomic_output("result.bin") as file:  # doctest: +SKIP
-    ...     file.write(b"all or nothing")
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_output(Path(folder, "result.bin")) as file:
+    ...         written = file.write(b"all or nothing")
+    ...     os.listdir(folder)
+    ['result.bin']
 
     inputs: files that must not be overwritten. Raises GGUFError as `check_output` does, and when the disk is full or
     the file cannot be made or renamed.
     """
     path = Path(path)
     target = check_output(path, [Path(source) for source in inputs])
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        file = partial.open("xb")
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from None
-    try:
-        with file:
+    shown = os.fsencode(target.name)[:_SHOWN].decode(errors="ignore")
+    partial = target.with_name(f".{shown}.{secrets.token_hex(4)}.partial")
+    try:  # from the first moment: a signal may come between any two lines
+        with _create(partial, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -113,6 +136,13 @@ def atomic_output(path: str | os.PathLike, inputs: Iterable[str | os.PathLike] =
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise GGUFError(f"{path}: cannot be written: {error.strerror}; make room or choose another disk") from None
         raise
+
+
+def _create(partial: Path, shown: Path) -> IO[bytes]:
+    try:
+        return partial.open("xb")
+    except OSError as error:
+        raise GGUFError(f"{shown}: cannot be written: {error.strerror or error}") from None
 
 
 def _replace(partial: Path, target: Path, shown: Path) -> None:

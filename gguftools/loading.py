@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from gguftools.errors import naming
 from gguftools.gguf.reader import GGUF
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ def load(
 
     Raises GGUFError for a damaged file, EngineError for a model that cannot be run; both name the file.
     """
-    from engine.errors import EngineError
     from engine.session import Session
 
     file = GGUF(path)
-    try:
+    with naming(path):
         return Session(file.metadata, None if vocab_only else file.tensors, backend, threads)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from None

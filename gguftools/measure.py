@@ -12,8 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+<<<<<<< HEAD
 from gguftools.corpus import Text, read_corpus, split_weight
 from gguftools.errors import GGUFError
+=======
+from gguftools.errors import naming
+>>>>>>> main
 from gguftools.files import check_output
 from gguftools.gguf.reader import GGUF
 from gguftools.imatrix_file import is_legacy, read_imatrix, read_run, write_imatrix
@@ -114,6 +118,7 @@ def compare(
     on_chunk: Callable | None = None,
     stride: int = 0,
 ) -> list[Evaluation]:
+<<<<<<< HEAD
     """As `perplexity`, several models side by side; the base runs once."""
     return [result for _, result in measured(models, text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride)]
 
@@ -203,6 +208,29 @@ def save_logits(
 
 
 # --- importance -------------------------------------------------------------------------------------------------------
+=======
+    """As `perplexity`, several models side by side; the base runs once.
+
+    >>> import gguftools
+    >>> model, text = gguftools.demo_model(), gguftools.demo_text("valid")
+    >>> [result] = gguftools.compare([model], text, n_ctx=256, chunks=2, base=model)
+    >>> result.divergence.mean_kld.value
+    0.0
+    """
+    from engine.evaluate import evaluate
+
+    words = read_text(text)
+    base_session = load(base, threads=threads) if base is not None else None
+    sessions = [load(model, threads=threads) for model in models]
+    first = (models[0], sessions[0]) if base_session is None or base is None else (base, base_session)
+    tokens = _tokens(*first, text, words, n_ctx)
+    return evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk)
+>>>>>>> main
+
+
+def check_text(model: str | os.PathLike, text: str | os.PathLike, n_ctx: int = N_CTX) -> None:
+    """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
+    _tokens(model, load(model, vocab_only=True), text, read_text(text), n_ctx)
 
 
 def imatrix(
@@ -259,6 +287,7 @@ def imatrix(
         from engine.evaluate import collect
         from engine.evaluate.scoring import cut
 
+<<<<<<< HEAD
         texts = [_tokens(session, c, parse_special or c.chat) for c in corpora]
         session.check_context(n_ctx)
         sizes = [len(cut(tokens, n_ctx, chunks, None, from_chunk)) for tokens in texts]
@@ -435,3 +464,33 @@ def record(file: ModelFile, result: Evaluation) -> dict[str, Any]:
 
 def _tokens(session: Session, corpus: Text, parse_special: bool = False) -> list[int]:
     return session.tokenize(corpus.text, add_special=True, parse_special=parse_special or corpus.chat)
+=======
+    check_output(Path(output), [Path(model), Path(text)])
+    words = read_text(text)
+    session = load(model, threads=threads)
+    tokens = _tokens(model, session, text, words, n_ctx, parse_special)
+    with naming(model):
+        matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
+    matrix.datasets = [Path(text).name]
+    write_imatrix(output, matrix, [model, text])
+    return matrix
+
+
+def _tokens(
+    model: str | os.PathLike,
+    session: Session,
+    text: str | os.PathLike,
+    words: str,
+    n_ctx: int,
+    parse_special: bool = False,
+) -> list[int]:
+    """The tokens of `words`. Raises EngineError that names the model for a vocabulary that cannot be used, the text for
+    one that is too short."""
+    from engine.evaluate.scoring import cut
+
+    with naming(model):
+        tokens = session.tokenize(words, add_special=True, parse_special=parse_special)
+    with naming(text):
+        cut(tokens, n_ctx, None, None)
+    return tokens
+>>>>>>> main

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gguftools.errors import GGUFError
+from gguftools.errors import GGUFError, naming
 from gguftools.gguf.reader import GGUF, TensorView
 from gguftools.gguf.writer import Writer
 from gguftools.imatrix_file import read_imatrix
@@ -89,21 +89,22 @@ def quantize(
     ...     out = os.path.join(folder, "tiny-q8.gguf")
     ...     result = gguftools.quantize(gguftools.demo_model(), out, "Q8_0")
     >>> round(result.bpw, 2)
-    8.54
+    8.52
 
     Raises GGUFError and QuantError for everything that can be known before the first byte is written (a damaged
     source, an output that is the source, a missing importance matrix, too little space), and for weights that are not
     finite; then no file is left behind.
     """
-    with GGUF(source) as f:
-        chosen = get_preset(preset)
+    chosen = get_preset(preset)
+    with GGUF(source) as f, naming(source):
+        _check_model(f)
         importance = read_imatrix(imatrix) if imatrix is not None else None
         tensors = [TensorInfo(t.name, t.shape, t.format) for t in f.tensors.values()]
         choices = plan(tensors, f.metadata, chosen, importance is not None, options)
-        check_plan(choices, importance.entries if importance else None, allow_requantize)
         if importance is not None:
             importance.fit({t.name: (math.prod(t.shape[:-2]), t.shape[-1]) for t in tensors if t.shape})
             _check_importance(imatrix, importance, choices)
+        check_plan(choices, importance.entries if importance else None, allow_requantize)
         result = Quantized(
             output=Path(output),
             preset=chosen.name,
@@ -169,6 +170,17 @@ def convert_tensor(
                 progress(piece.nbytes)
 
 
+def _check_model(f: GGUF) -> None:
+    """Refuse files whose quantized form nobody could use. Raises GGUFError."""
+    if f.metadata.get("general.type") == "imatrix":
+        raise GGUFError(f"{f.path}: is an importance matrix, not a model; give it with --imatrix")
+    if not f.tensors:
+        raise GGUFError(f"{f.path}: has no tensors, there is nothing to quantize; is it a vocabulary?")
+    parts = f.metadata.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        raise GGUFError(f"{f.path}: is one of {parts} parts of a model; merge them with llama-gguf-split first")
+
+
 def _check_importance(path: object, importance: IMatrix, choices: list[Choice]) -> None:
     """Entries must fit the tensors that they are for. Raises GGUFError naming the first that does not."""
     fitting = 0
@@ -211,4 +223,4 @@ def _describe_importance(w: Writer, path: Path, importance: IMatrix) -> None:
 
 def _short(text: str) -> str:
     """At most 127 bytes of UTF-8, as the reference's fields hold."""
-    return text.encode()[:127].decode(errors="ignore")
+    return text.encode(errors="replace")[:127].decode(errors="ignore")

@@ -3,11 +3,15 @@ pipe or a file they are plain columns, never cut."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from gguftools.errors import GGUFError
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -45,7 +49,32 @@ def plain(text: str) -> str:
 def write(text: str = "") -> None:
     """A line on stdout; characters that its encoding lacks are written as escapes."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    with _named():
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def flush() -> None:
+    """Everything written so far leaves the process. Raises GGUFError where stdout takes no more."""
+    with _named():
+        sys.stdout.flush()
+
+
+def discard() -> None:
+    """What is still to be written to stdout goes nowhere: for a reader that has gone, or a disk that is full."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Failures of stdout say so. A reader that has gone is another matter, and for the caller."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard()
+        raise GGUFError(f"standard output: cannot be written: {error.strerror or error}") from None
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
@@ -77,7 +106,7 @@ def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> lis
 
 def print_json(value: Any) -> None:
     """Print as JSON, ASCII only; numbers that JSON lacks become the strings "NaN", "Infinity", "-Infinity"."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    write(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -104,4 +133,5 @@ def _draw(columns: Sequence[str], cells: list[list[str]], right: list[bool], tit
         drawn.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in cells:
         drawn.add_row(*map(Text, row))
-    Console(file=sys.stdout).print(drawn)
+    with _named():
+        Console(file=sys.stdout).print(drawn)

@@ -6,19 +6,14 @@ import os
 from pathlib import Path
 
 from gguftools.errors import GGUFError
+from gguftools.files import read_whole
 
 
 def read_text(path: str | os.PathLike) -> str:
     """A text file, without its last line end. Raises GGUFError for one that is missing, empty or not UTF-8."""
     path = Path(path)
     try:
-        data = path.read_bytes()
-    except IsADirectoryError:
-        raise GGUFError(f"{path}: is a folder, expected a text file") from None
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        text = data.decode("utf-8")
+        text = read_whole(path, "a text file").decode("utf-8")
     except UnicodeDecodeError as error:
         raise GGUFError(f"{path}: is not UTF-8 text (byte {error.start:,}); convert it first") from None
     text = text.removesuffix("\n")

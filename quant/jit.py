@@ -26,6 +26,8 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 from platformdirs import user_cache_path
 
+from quant.cache import writable
+
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,14 +41,14 @@ config: Any = numba_config  # its settings are made at run time, unknown to type
 @lru_cache
 def cache_folder(package: str = "quant") -> Path:
     """Folder of a package's compiled kernels: the user's cache, or NUMBA_CACHE_DIR, below a digest of sources and
-    versions."""
+    versions; a temporary one where that cannot be written."""
     digest = hashlib.sha256()
     for name in _SOURCES.get(package, _SOURCES["engine"]):
         for path in sorted((_ROOT / name).rglob("*.py")):
             digest.update(path.read_bytes())
     for name in ("numba", "llvmlite", "numpy"):
         digest.update(f"{name} {version(name)}".encode())
-    base = Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache_path("gguftools") / "kernels"
+    base = writable(Path(config.CACHE_DIR)) if config.CACHE_DIR else writable(user_cache_path("gguftools") / "kernels")
     return base / f"{package}-{digest.hexdigest()[:16]}"
 
 

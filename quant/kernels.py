@@ -11,6 +11,7 @@ from numba import types
 from numba.extending import overload
 
 from quant.formats import FORMATS
+from quant.half import bits_of
 from quant.jit import kernel
 
 
@@ -89,10 +90,10 @@ def quantize_rows_weighted(x, w, blocks, tables):
 def first_nonfinite(x):
     """Flat index of the first NaN or infinity in a 2-D float32 array, or -1."""
     for i in range(x.shape[0]):
-        bad = False
+        largest = np.int32(0)  # of the bits without sign: infinity's are above all numbers', NaN's above them
         for j in range(x.shape[1]):
-            bad |= not np.isfinite(x[i, j])
-        if bad:
+            largest = max(largest, np.int32(bits_of(x[i, j]) & np.uint32(0x7FFFFFFF)))
+        if largest >= np.int32(0x7F800000):
             for j in range(x.shape[1]):
                 if not np.isfinite(x[i, j]):
                     return i * x.shape[1] + j

@@ -67,38 +67,55 @@ def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
     index: int32, by packed code: the point's position in the codebook, or -1 - offset of a list in `near` where the
     code is no point. near: uint16, a list is its length and then the codes of the points in the `shells` smallest
-    distances from the vector, by distance and then by position; the last is repeated to fill up.
+    distances from the vector, by distance and then by position; the last is repeated to fill whole vectors of `_PAD`.
     """
     book = CODEBOOKS[name]
-    shift = book.bits * np.arange(book.dims)
-    points = (book.codes[:, None].astype(np.int32) >> shift) & ((1 << book.bits) - 1)
-    vectors = np.indices((book.levels,) * book.dims).reshape(book.dims, -1).T[:, ::-1]
-    packed = (vectors << shift).sum(1)
-    index = np.zeros(1 << (book.bits * book.dims), np.int32)
-    index[book.codes] = np.arange(book.codes.size)
-    off = ~np.isin(packed, book.codes)
-    vectors, packed = vectors[off], packed[off]
+    index = np.zeros(1 << (book.bits * book.dims), np.int32)  # codes of levels that no search uses stay zero
+    near = np.empty(book.levels**book.dims * (1 + book.codes.size + _PAD), np.uint16)
+    used = _list_neighbours(book.codes, book.dims, book.bits, book.levels, book.shells, index, near)
+    return index, near[:used].copy()
 
-    product = vectors.astype(np.float32) @ points.T.astype(np.float32)
-    square = (vectors**2).sum(1)[:, None] + (points**2).sum(1)
-    distance = (square - 2 * product).astype(np.int16)
-    bound = distance.min(1)
-    for _ in range(book.shells - 1):
-        bound = np.where(distance > bound[:, None], distance, np.int16(32767)).min(1)
-    row, position = np.nonzero(distance <= bound[:, None])
-    order = np.argsort(row * 4096 + distance[row, position], kind="stable")
-    row, codes = row[order], book.codes[position[order]]
 
-    count = np.bincount(row, minlength=packed.size)
-    length = -(-count // _PAD) * _PAD
-    start = np.cumsum(length + 1) - (length + 1)
-    index[packed] = -1 - start
-    last = codes[np.cumsum(count) - 1]
-    near = np.repeat(last, length + 1)
-    near[start] = length
-    first = np.cumsum(count) - count
-    near[start[row] + 1 + np.arange(row.size) - first[row]] = codes
-    return index, near
+@kernel
+def _list_neighbours(codes, dims, bits, levels, shells, index, near):
+    """Fill the tables; returns how much of `near` is used."""
+    full = np.int32((1 << bits) - 1)
+    index[codes] = -1
+    distance = np.empty(codes.size, np.int32)
+    used = 0
+    for code in range(index.size):
+        usual = True
+        for i in range(dims):
+            usual &= (code >> (bits * i)) & full < levels
+        if index[code] or not usual:
+            continue
+        distance[:] = 0
+        for i in range(dims):
+            level = np.int32(code >> (bits * i)) & full
+            for p in range(codes.size):
+                diff = level - (np.int32(codes[p] >> np.int32(bits * i)) & full)
+                distance[p] += diff * diff
+        start = used
+        used += 1
+        shell = np.int32(-1)
+        for _ in range(shells):
+            next_shell = np.int32(1 << 30)
+            for p in range(codes.size):
+                if distance[p] > shell:
+                    next_shell = min(next_shell, distance[p])
+            shell = next_shell
+            for p in range(codes.size):
+                if distance[p] == shell:
+                    near[used] = codes[p]
+                    used += 1
+        while (used - start - 1) % _PAD:
+            near[used] = near[used - 1]
+            used += 1
+        near[start] = used - start - 1
+        index[code] = -1 - start
+    for p in range(codes.size):
+        index[codes[p]] = p
+    return used
 
 
 @kernel
@@ -189,7 +206,12 @@ def _point_kernels(dims: int, bits: int, levels: int):
     """The kernels that depend on the shape of a point: `nearest_point`, `encode` and `add_sums`."""
     full = (1 << bits) - 1
 
-    @kernel
+    def named(function):
+        # Compiled functions are linked by name. Two of one name, cached by different processes, would be mixed up.
+        function.__qualname__ = f"{function.__name__}{dims}"
+        return kernel(function)
+
+    @named
     def nearest_point(near, list_at, x, w, first, scale, step, base):
         """Code of a point for x[first : first + dims]: of the list at near[list_at] the first with the least distance.
 
@@ -215,9 +237,9 @@ def _point_kernels(dims: int, bits: int, levels: int):
             best = min(best, (np.uint64(bits_of(total)) << np.uint64(32)) | n)
         return np.int32(near[start + (best & np.uint64(0xFFFFFFFF))])
 
-    @kernel
+    @named
     def encode(x, which, inverse, codes):
-        """codes[k, t] = levels nearest to inverse[t] * vector k of x, level l for 2 l + 1; k: the bits set in `which`."""
+        """codes[k, t] = the levels l with 2 l + 1 nearest to inverse[t] * vector k of x, for the bits k of `which`."""
         for k in range(codes.shape[0]):
             if (which >> k) & 1:
                 first = np.uint64(dims * k)
@@ -228,7 +250,7 @@ def _point_kernels(dims: int, bits: int, levels: int):
                         code |= max(np.int32(0), min(np.int32(levels - 1), level)) << np.int32(bits * i)
                     codes[k, t] = code
 
-    @kernel
+    @named
     def add_sums(x, weight, codes, sum_qx, sum_q2):
         """Sums of weight * x * q and weight * q^2 over the vectors k of x with points codes[k, t]."""
         sum_qx[:] = 0
@@ -250,8 +272,8 @@ def _point_kernels(dims: int, bits: int, levels: int):
     return nearest_point, encode, add_sums
 
 
-nearest_point8, _encode8, _add_sums8 = _point_kernels(8, 2, 3)
-nearest_point4, _encode4, _add_sums4 = _point_kernels(4, 3, 8)
+nearest_point8, encode8, add_sums8 = _point_kernels(8, 2, 3)
+nearest_point4, encode4, add_sums4 = _point_kernels(4, 3, 8)
 
 
 @kernel
@@ -259,9 +281,9 @@ def _try_scales(x, weight, root, dims, which, tries, inverse, scales, index, nea
     """codes[k, t] = points for the vectors in `which` at scales[t]; off[t] = those off the grid; and the sums."""
     two, one = np.float32(2), np.float32(1)
     if dims == 8:
-        _encode8(x, which, inverse, codes)
+        encode8(x, which, inverse, codes)
     else:
-        _encode4(x, which, inverse, codes)
+        encode4(x, which, inverse, codes)
     off[:] = 0
     for k in range(codes.shape[0]):
         if not (which >> k) & 1:
@@ -276,9 +298,9 @@ def _try_scales(x, weight, root, dims, which, tries, inverse, scales, index, nea
                 else:
                     codes[k, t] = nearest_point4(near, -1 - at, x, root, first, scales[t], two, one)
     if dims == 8:
-        _add_sums8(x, weight, codes, sum_qx, sum_q2)
+        add_sums8(x, weight, codes, sum_qx, sum_q2)
     else:
-        _add_sums4(x, weight, codes, sum_qx, sum_q2)
+        add_sums4(x, weight, codes, sum_qx, sum_q2)
 
 
 @kernel
@@ -295,7 +317,9 @@ def _search_scale(x, weight, root, largest, scale, method, index, near, tried, o
     for t in range(inverse.size):
         inverse[t] = (centre + np.float32(t - method.tries // 2) * method.step) / largest
         scales[t] = np.float32(1) / inverse[t]
-    _try_scales(x, weight, root, method.dims, everything, method.tries, inverse, scales, index, near, tried, off, qx, q2)
+    _try_scales(
+        x, weight, root, method.dims, everything, method.tries, inverse, scales, index, near, tried, off, qx, q2
+    )
 
     chosen = -1
     best = np.float32(0)
@@ -313,7 +337,9 @@ def _search_scale(x, weight, root, largest, scale, method, index, near, tried, o
         return scale
     inverse[0] = np.float32(1) / scale
     scales[0] = scale
-    _try_scales(x, weight, root, method.dims, again, 1, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1])
+    _try_scales(
+        x, weight, root, method.dims, again, 1, inverse[:1], scales[:1], index, near, codes, off[:1], qx[:1], q2[:1]
+    )
     return qx[0] / q2[0] if q2[0] > np.float32(0) else scale
 
 

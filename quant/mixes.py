@@ -612,7 +612,7 @@ class _ModelFacts:
 
     @classmethod
     def read(cls, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]) -> _ModelFacts:
-        arch = metadata.get("general.architecture", "")
+        arch = str(metadata.get("general.architecture", ""))
         in_names = 1 + max((file_order(t.name)[0] for t in tensors), default=-1)
         blocks = _whole(metadata, f"{arch}.block_count", in_names)
         heads = _whole(metadata, f"{arch}.attention.head_count", 0)

@@ -15,7 +15,7 @@ from quant.formats import get_format
 from quant.validate import first_bad_block
 
 IMPORTANCE_EXPONENT = 20  # the largest importance is kept within 2^-20..2^20: some searches multiply three sums of it
-ROWS_PER_TASK = 1 << 16  # weights in one unit of work: small enough to balance, large enough to hide the call
+ROWS_PER_TASK = 1 << 17  # weights in one unit of work: small enough to balance, large enough to hide the call
 
 
 def quantize(
@@ -61,16 +61,11 @@ def quantize_into(
     module = fmt.kernels
     if module.quantize is None and module.quantize_weighted is None:
         raise QuantError(f"{where}{fmt} is not a type that files are written in; choose another")
-    at = kernels.first_nonfinite(rows)
-    if at >= 0:
-        row, column = divmod(at, rows.shape[1])
-        found = f"row {first_row + row}, column {column} is {rows[row, column]}"
-        raise QuantError(f"{where}{found}; repair the source before quantizing")
     tables = fmt.tables
     if importance is not None and module.quantize_weighted is not None:
         weight = check_importance(importance, rows.shape[1], name)
 
-        def work(lo: int, hi: int) -> None:
+        def fill(lo: int, hi: int) -> None:
             kernels.quantize_rows_weighted(rows[lo:hi], weight, blocks[lo:hi], tables)
     elif module.quantize is None:
         raise QuantError(
@@ -78,16 +73,24 @@ def quantize_into(
         )
     else:
 
-        def work(lo: int, hi: int) -> None:
+        def fill(lo: int, hi: int) -> None:
             kernels.quantize_rows(rows[lo:hi], blocks[lo:hi], tables)
 
+    def work(lo: int, hi: int) -> None:  # each piece is checked while it is in the cache
+        at = kernels.first_nonfinite(rows[lo:hi])
+        if at >= 0:
+            row, column = divmod(at, rows.shape[1])
+            found = f"row {first_row + lo + row}, column {column} is {rows[lo + row, column]}"
+            raise QuantError(f"{where}{found}; repair the source before quantizing")
+        fill(lo, hi)
+        bad = first_bad_block(blocks[lo:hi], fmt)
+        if bad >= 0:
+            row, column = divmod(bad * fmt.block_size, rows.shape[1])
+            largest = np.abs(rows[lo + row, column : column + fmt.block_size]).max()
+            found = f"row {first_row + lo + row}, column {column}: values up to {largest:.3g} overflow {fmt}"
+            raise QuantError(f"{where}{found}; use BF16 or F32")
+
     run_rows(work, rows.shape[0], rows.shape[1], threads)
-    bad = first_bad_block(blocks, fmt)
-    if bad >= 0:
-        row, column = divmod(bad * fmt.block_size, rows.shape[1])
-        largest = np.abs(rows[row, column : column + fmt.block_size]).max()
-        found = f"row {first_row + row}, column {column}: values up to {largest:.3g} overflow {fmt}"
-        raise QuantError(f"{where}{found}; use BF16 or F32")
 
 
 def dequantize(q: np.ndarray, format: str | Format, threads: int | None = None) -> np.ndarray:
@@ -146,8 +149,13 @@ def run_rows(work: Callable[[int, int], None], rows: int, n: int, threads: int |
             work(lo, min(rows, lo + step))
         return
     with ThreadPoolExecutor(min(threads, len(starts))) as pool:
-        for future in [pool.submit(work, lo, min(rows, lo + step)) for lo in starts]:
-            future.result()
+        futures = [pool.submit(work, lo, min(rows, lo + step)) for lo in starts]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # an interruption, most of all: do not finish what nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _rows(x: np.ndarray, dtype) -> np.ndarray:

@@ -133,10 +133,14 @@ def _kernel(n: Tensor):
     module, name = path.split(":")
     function = getattr(import_module(module), name)
     special = getattr(function, "by_format", False)
-    key = (path, tuple(s.format.name for s in n.src if s is not None)) if special else (path,)
+    formats = tuple(s.format.name for s in n.src if s is not None) if special else ()
+    key = (path, formats)
     with _kernels_lock:
         if key not in _kernels:
-            _kernels[key] = layout.compiled(function(n) if special else function)
+            if special:
+                function = function(n)
+                function.__qualname__ = f"{name}_{'_'.join(formats)}"  # compiled code is linked by name: one for each
+            _kernels[key] = layout.compiled(function)
         return _kernels[key]
 
 

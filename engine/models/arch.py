@@ -135,7 +135,7 @@ def _checked(value: Any, row: Hparam, key: str) -> Any:
     if value is None:
         return None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if row.kind == "uint32" and not (number and int(value) == value and 0 <= value < 2**32):
+    if row.kind == "uint32" and not (number and 0 <= value < 2**32 and int(value) == value):
         raise EngineError(f"key '{key}' is {value!r}, expected a whole number: the file is damaged")
     if row.kind == "float32" and not number:
         raise EngineError(f"key '{key}' is {value!r}, expected a number: the file is damaged")

@@ -62,7 +62,7 @@ def demo(
 
 
 class _bars:
-    """One progress bar a step, on stderr."""
+    """One progress bar a step, on stderr; where nobody watches, a line when it begins."""
 
     def __enter__(self):
         self._what, self._bar = "", None
@@ -76,6 +76,11 @@ class _bars:
         from tqdm import tqdm
 
         step = what.split()[0]
+        if not sys.stderr.isatty():
+            if step != self._what:
+                sys.stderr.write(f"{step}\n")
+            self._what = step
+            return
         if step != self._what:
             if self._bar is not None:
                 self._bar.close()

@@ -46,6 +46,11 @@ def describe(path: str | Path) -> dict[str, Any]:
     file order, with shape in NumPy's order, ne in ggml's, offset from the beginning of the data; types: totals by type,
     largest first, share of the bytes of all tensors; bpw: bits per weight over all tensors, None without any.
 
+    >>> import gguftools
+    >>> found = gguftools.inspect(gguftools.demo_model())
+    >>> found["n_tensors"], found["types"][0]["type"], found["metadata"]["general.architecture"]["value"]
+    (56, 'BF16', 'llama')
+
     Raises GGUFError for a file that cannot be read.
     """
     with GGUF(path) as f:

@@ -12,6 +12,7 @@ import numpy as np
 from engine.models.arch import REQUIRED, Arch, Hparam, Hparams
 from gguftools.conversion.card import Pair, is_number
 from gguftools.errors import GGUFError
+from gguftools.files import read_whole
 from gguftools.safetensors import read_json
 
 MAX_JSON = 1 << 28  # bytes
@@ -24,14 +25,13 @@ def load_json(path: Path, required: bool = True) -> dict[str, Any]:
     """
     if not path.is_file() and not required:
         return {}
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise GGUFError(f"{path}: has more than {MAX_JSON:,} bytes; this cannot be what it is called")
-        return read_json(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise GGUFError(f"{path.parent}: has no {path.name}; is it the folder of a Hugging Face model?") from None
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if path.parent.exists() and not path.parent.is_dir():
+        raise GGUFError(f"{path.parent}: is a file; name the folder of a Hugging Face model")
+    if not path.exists():
+        raise GGUFError(f"{path.parent}: has no {path.name}; is it the folder of a Hugging Face model?")
+    if path.stat().st_size > MAX_JSON:
+        raise GGUFError(f"{path}: has more than {MAX_JSON:,} bytes; this cannot be what it is called")
+    return read_json(read_whole(path, "a JSON file"), str(path))
 
 
 def normalize(config: Mapping[str, Any]) -> dict[str, Any]:

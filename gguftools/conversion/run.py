@@ -124,6 +124,12 @@ def convert(
     pre-tokenizer, instead of the one found. threads: None means all cores. progress: called with the number of bytes
     of tensors that are written.
 
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = gguftools.convert(gguftools.demo_folder(), os.path.join(folder, "tiny-{outtype}.gguf"), "f16")
+    >>> done.output.name, done.architecture, len(done.items)
+    ('tiny-f16.gguf', 'llama', 56)
+
     Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
     and for weights that are not finite or do not fit the type; then no file is left behind.
     """

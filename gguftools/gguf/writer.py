@@ -32,10 +32,14 @@ VERSION = 3
 class Writer:
     """A GGUF file in the making.
 
-    >>> with Writer("model.gguf", inputs=["source.gguf"]) as w:  # doctest: +SKIP
-    ...     w.add("general.architecture", "llama")
-    ...     w.declare("output_norm.weight", (64,), "F32")
-    ...     w.write("output_norm.weight", np.ones(64, np.float32))
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Writer(Path(folder, "model.gguf"), inputs=["source.gguf"]) as w:
+    ...         w.add("general.architecture", "llama")
+    ...         w.declare("output_norm.weight", (64,), "F32")
+    ...         w.write("output_norm.weight", np.ones(64, np.float32))
+    ...     Path(folder, "model.gguf").stat().st_size == w.size
+    True
 
     inputs: files that must not be overwritten. Keys and declarations come first, the first `write` ends them. If the
     block fails, or not everything declared was written, no file appears.

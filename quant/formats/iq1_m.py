@@ -1,21 +1,20 @@
-"""IQ1_M: x = d * (2 s + 1) * (q +- 1/8), q as in IQ1_S, a 3-bit s per 16 weights, a shift per 8. 1.75 bits per weight.
+"""IQ1_M: x = d * (2 s + 1) * (q +- 1/8), q as in IQ1_S, s per 16 and shift per 8 weights. 1.75 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
 | qs | 32 | byte k: low bits of the position of point k in the codebook |
-| qh | 16 | per group of 16: 3 high bits of the first position, bit 3: its shift is -1/8; the same for the second in bits 4 to 7 |
-| scales | 8 | 16 bits per 64 weights: four s in bits 0 to 11, a quarter of the scale d (IEEE half) in bits 12 to 15, lowest first |
+| qh | 16 | nibble k: 3 high bits of the position of point k, bit 3: its shift is -1/8 |
+| scales | 8 | 16 bits per 64 weights: four s in bits 0 to 11; bits 12 to 15 make up d, an IEEE half, lowest first |
 
-ggml's `block_iq1_m`. Search as in IQ1_S, with the four combinations of shifts and weights x^2 or
-w * sqrt(2 * mean x^2 + x^2); then d is fitted to all 256 weights by least squares. A scale beyond the half's range is
-stored as the largest; a group whose sums leave the range of float32 is stored like one without any weights.
+ggml's `block_iq1_m`. Search as in IQ1_S, with the four combinations of shifts and weights x^2 or w * sqrt(2 * mean
+x^2 + x^2); then d is fitted to all 256 weights by least squares. Bytes are those of ggml 0.26: earlier versions sum
+in another order. Where sums or scales leave their range: as in IQ1_S.
 """
 
 import numpy as np
 
 from quant.format import block_dtype
 from quant.formats.iq1_s import (
-    ALL_SPLITS,
     CODES,
     DELTA,
     LOWEST,
@@ -81,13 +80,16 @@ def _score(first_x, first_w, second_x, second_w, i1, i2, shifts, best):
 
 @kernel
 def _better_splits(first_x, first_w, second_x, second_w, i1, best):
-    """Bit i2 is set for each split (i1, i2) that is better than `best` with some shifts; all are asked at once."""
-    bits = np.uint64(0)
-    for i2 in range(np.uint64(i1), np.uint64(17)):
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with some shifts; all are asked at once.
+
+    Whole vectors of 16: the sums go on behind the last split, and so do the bits, which then say nothing new.
+    """
+    bits = np.int32(0)
+    for i2 in range(np.uint64(i1), np.uint64(i1) + np.uint64(32 if i1 == 0 else 16)):
         hit = False
         for k in range(4):
             hit |= _score(first_x, first_w, second_x, second_w, i1, i2, k, best)[2]
-        bits |= np.uint64(hit) << i2
+        bits |= np.int32(np.int32(hit) << np.int32(i2))
     return bits
 
 
@@ -101,14 +103,14 @@ def _best_split(first_x, first_w, second_x, second_w):
         if not ahead:
             continue
         for i2 in range(np.uint64(i1), np.uint64(17)):
-            if not (ahead >> i2) & np.uint64(1):
+            if not (ahead >> np.int32(i2)) & 1:
                 continue
             for k in range(4):
                 qx, q2, better = _score(first_x, first_w, second_x, second_w, i1, i2, k, best)
                 if better:
-                    end1, end2, shifts, scale = i1, np.int64(i2), k, qx / q2
+                    end1, end2, shifts, scale = i1, int(i2), k, qx / q2
                     if scale * qx < best:
-                        ahead = ALL_SPLITS
+                        ahead = np.int32(-1)
                     best = scale * qx
     return end1, end2, shifts, scale
 
@@ -132,6 +134,9 @@ def _search_group(x, weight, tables, sums, rank, order, levels, codes):
             sums[row, j + 1] = sums[row, j]
         sums[half, j + 1] += weight[i] * x[i]
         sums[half + 1, j + 1] += weight[i]
+    for row in range(4):
+        for j in range(17, 32):
+            sums[row, j] = sums[row, 16]
     end1, end2, shifts, scale = _best_split(sums[0], sums[1], sums[2], sums[3])
     if shifts < 0 or not np.isfinite(scale):
         return np.float32(0), 0
@@ -157,7 +162,7 @@ def _search_group(x, weight, tables, sums, rank, order, levels, codes):
 def _quantize(x, w, blocks, tables):
     index = tables[0]
     weight = np.empty(256, np.float32)
-    sums = np.empty((4, 17), np.float32)
+    sums = np.empty((4, 32), np.float32)
     rank = np.empty(16, np.int32)
     order = np.empty(16, np.int64)
     levels = np.empty(16, np.int32)
@@ -175,8 +180,9 @@ def _quantize(x, w, blocks, tables):
             points = codes[2 * g : 2 * g + 2]
             scales[g], shifts[g] = _search_group(block[group], weight[group], tables, sums, rank, order, levels, points)
             largest = max(largest, scales[g])
-        inverse = np.float32(1) / (largest / np.float32(15))
-        if largest == np.float32(0):
+        d = largest / np.float32(15)
+        inverse = np.float32(1) / d
+        if d == np.float32(0):
             shifts[:] = 0
         b["scales"][:] = 0
         qx, q2 = np.float32(0), np.float32(0)
@@ -191,10 +197,7 @@ def _quantize(x, w, blocks, tables):
                 b["qs"][2 * g + k] = index[code] & 255
                 high |= (index[code] >> 8 | (8 if delta < np.float32(0) else 0)) << (4 * k)
             b["qh"][g] = high
-        d = largest / np.float32(15)
-        if largest == np.float32(0):
-            d = np.float32(0)
-        elif q2 > np.float32(0):
+        if d != np.float32(0) and q2 > np.float32(0):
             d = qx / q2
         bits = np.int32(finite_half(d * np.float32(1.1125)))
         for g in range(4):

@@ -1,4 +1,4 @@
-"""IQ1_S: x = d * (2 s + 1) * (q +- 1/8), q from 2048 points of 8 values -1, 0, 1, a 3-bit s per 32. 1.5625 bits per weight.
+"""IQ1_S: x = d * (2 s + 1) * (q +- 1/8), q points of 8 numbers -1, 0, 1, blocks of 256. 1.5625 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -6,10 +6,12 @@
 | qs | 32 | byte k: low bits of the position of point k in the codebook |
 | qh | 16 | per group of 32: 3 high bits of each of its 4 positions, s in bits 12 to 14, bit 15: the shift is -1/8 |
 
-ggml's `block_iq1_s`. Needs importance w. A group's weights are sorted; all splits into -1, 0, 1 are compared, with both
-shifts, by least squares with weights w * sqrt(2 * mean x^2 + x^2). Vectors that are no point of the codebook then take one
-of their list (`lattice.nearest_point8`). A scale beyond the half's range is stored as the largest; a group whose sums leave
-the range of float32 is stored like one without any weights, with scale zero.
+ggml's `block_iq1_s`; the codebook has 2048 points. Needs importance w. A group's weights are sorted; all splits into
+-1, 0, 1 are compared, with both shifts, by least squares with weights w * sqrt(2 * mean x^2 + x^2). Vectors that are
+no point of the codebook then take one of their list (`lattice.nearest_point8`).
+
+Where the reference aborts or stores an infinite scale: a scale beyond the half's range is stored as the largest; a
+group whose sums leave the range of float32 is stored like one of zeros.
 """
 
 import numpy as np
@@ -107,7 +109,7 @@ def _score(sum_x, sum_w, i1, i2, delta, best):
 
 @kernel
 def _better_splits(sum_x, sum_w, i1, best):
-    """Bit i2 is set for each split (i1, i2) that is better than `best` with one of the shifts; all are asked at once."""
+    """Bit i2 is set for each split (i1, i2) that is better than `best` with some shift; all are asked at once."""
     bits = np.uint64(0)
     for i2 in range(np.uint64(i1), np.uint64(33)):
         plus = _score(sum_x, sum_w, i1, i2, DELTA, best)[2]
@@ -134,7 +136,7 @@ def _best_split(sum_x, sum_w):
             for delta in (DELTA, -DELTA):
                 qx, q2, better = _score(sum_x, sum_w, i1, i2, delta, best)
                 if better:
-                    end1, end2, shift, scale = i1, np.int64(i2), delta, qx / q2
+                    end1, end2, shift, scale = i1, int(i2), delta, qx / q2
                     if scale * qx < best:  # rounding: what was no better than the old best may be better now
                         ahead = ALL_SPLITS
                     best = scale * qx
@@ -210,8 +212,8 @@ def quantize_weighted(x, w, blocks, tables):
         inverse = np.float32(1) / d
         b["d"] = finite_half(d * np.float32(1.125))
         for g in range(8):
-            h = nearest_level(scales[g], inverse, 7) << 12 if largest > np.float32(0) else 0
-            if shifts[g] < np.float32(0) and largest > np.float32(0):
+            h = nearest_level(scales[g], inverse, 7) << 12
+            if shifts[g] < np.float32(0) and d != np.float32(0):
                 h |= 0x8000
             for k in range(4):
                 position = index[codes[4 * g + k]]

@@ -1,4 +1,4 @@
-"""IQ2_S: x = d * (2 s + 1) / 8 * +-q, q from 1024 points of 8 values, a 4-bit s per 16 of 256 weights. 2.5625 bits per weight.
+"""IQ2_S: x = d * (2 s + 1) / 8 * +-q, q points of 8 numbers 8, 25, 43, blocks of 256. 2.5625 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -8,9 +8,11 @@
 | qh | 8 | bits 2 (k % 4) of byte k / 4: high bits of the position of point k |
 | scales | 8 | byte g / 2: s, the even group's in the low nibble |
 
-ggml's `block_iq2_s` (where signs are the second half of qs). Levels 0, 1, 2 of a point stand for 8, 25, 43. Search:
-`lattice`, with weights mean x^2 / 2 + x^2, or w * sqrt(2 * mean x^2 + x^2). A scale beyond the half's range is stored as
-the largest; a group whose sums leave the range of float32 is stored as zeros.
+ggml's `block_iq2_s` (where signs are the second half of qs); a group is 16 weights, the codebook has 1024 points.
+Searched by `lattice.search_block`, with weights mean x^2 / 2 + x^2, or w * sqrt(2 * mean x^2 + x^2).
+
+Where the reference aborts or stores an infinite scale: a scale beyond the half's range is stored as the largest; a
+group whose sums leave the range of float32 is stored as zeros.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""IQ2_XS: x = d * (2 s + 1) / 8 * +-q, q from 512 points of 8 values, a 4-bit s per 16 of 256 weights. 2.3125 bits per weight.
+"""IQ2_XS: x = d * (2 s + 1) / 8 * +-q, q points of 8 numbers 8, 25, 43, blocks of 256. 2.3125 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -6,9 +6,11 @@
 | qs | 64 | 16 bits per point: position in the codebook (9 bits), sign code (7 bits) |
 | scales | 8 | byte g / 2: s, the even group's in the low nibble |
 
-ggml's `block_iq2_xs`. Levels 0, 1, 2 of a point stand for 8, 25, 43. Sign codes as in IQ3_XXS. Needs importance w. Search:
-`lattice`, with weights w * sqrt(mean x^2 + x^2). A scale beyond the half's range is stored as the largest; a group whose
-sums leave the range of float32 is stored as zeros.
+ggml's `block_iq2_xs`; a group is 16 weights, the codebook has 512 points; sign codes as in IQ3_XXS. Needs importance
+w. Searched by `lattice.search_block`, with weights w * sqrt(mean x^2 + x^2).
+
+Where the reference aborts or stores an infinite scale: a scale beyond the half's range is stored as the largest; a
+group whose sums leave the range of float32 is stored as zeros.
 """
 
 import numpy as np

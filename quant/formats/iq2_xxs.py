@@ -1,13 +1,15 @@
-"""IQ2_XXS: x = d * (2 s + 1) / 8 * +-q, q from 256 points of 8 values, a 4-bit s per 32 of 256 weights. 2.0625 bits per weight.
+"""IQ2_XXS: x = d * (2 s + 1) / 8 * +-q, q points of 8 numbers 8, 25, 43, blocks of 256. 2.0625 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
 | d | 2 | scale, IEEE half |
-| qs | 64 | per group of 32: 4 positions in the codebook (bytes), then a word of 4 sign codes of 7 bits and s in the top 4 bits |
+| qs | 64 | two words per group of 32: 4 positions in the codebook of 8 bits; 4 sign codes of 7 bits, then s of 4 bits |
 
-ggml's `block_iq2_xxs`. Levels 0, 1, 2 of a point stand for 8, 25, 43. Sign codes as in IQ3_XXS. Needs importance w. Search:
-`lattice`, with weights w * sqrt(mean x^2 + x^2). A scale beyond the half's range is stored as the largest; a group whose
-sums leave the range of float32 is stored as zeros.
+ggml's `block_iq2_xxs`; the codebook has 256 points; sign codes as in IQ3_XXS. Needs importance w. Searched by
+`lattice.search_block`, with weights w * sqrt(mean x^2 + x^2).
+
+Where the reference aborts or stores an infinite scale: a scale beyond the half's range is stored as the largest; a
+group whose sums leave the range of float32 is stored as zeros.
 """
 
 import numpy as np

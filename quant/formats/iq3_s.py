@@ -1,4 +1,4 @@
-"""IQ3_S: x = d * (2 s + 1) * +-q, q from 512 points of 4 odd numbers, a 4-bit s per 32 of 256 weights. 3.4375 bits per weight.
+"""IQ3_S: x = d * (2 s + 1) * +-q, q points of 4 numbers 1, 3, .. 15, blocks of 256. 3.4375 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -8,8 +8,13 @@
 | signs | 32 | bit i of byte k: weight 8 k + i is negative |
 | scales | 4 | byte g / 2: s, the even group's in the low nibble |
 
-ggml's `block_iq3_s`. Search: `lattice`, with weights x^2 or w * sqrt(2 * mean x^2 + x^2). A scale beyond the half's range
-is stored as the largest; a group whose sums leave the range of float32 is stored as zeros.
+ggml's `block_iq3_s`; a group is 32 weights, the codebook has 512 points. Searched by `lattice.search_block`, with
+weights x^2 or w * sqrt(2 * mean x^2 + x^2).
+
+The reference has a fault that is kept for the sake of equal bytes: behind a group of zeros it writes the points and
+signs of the block's other groups one group too early, so that they decode to something else. Where it aborts or stores
+an infinite scale we do not: a scale beyond the half's range is stored as the largest; a group whose sums leave the
+range of float32 is stored like one of zeros.
 """
 
 import numpy as np
@@ -67,15 +72,22 @@ def _quantize(x, w, blocks, tables):
         d = search_block(block, METHOD, tables, work) / np.float32(31)
         inverse = np.float32(1) / d
         b["d"] = finite_half(d * np.float32(1.033))
+        b["qs"][:] = 0
+        b["qh"][:] = 0
+        b["signs"][:] = 0
+        place = 0
         for g in range(8):
+            if not np.any(block[32 * g : 32 * g + 32]):
+                continue  # see the docstring: the next group takes its place
             high = np.int32(0)
             for k in range(8):
                 position = index[work.codes[8 * g + k, 0]]
-                b["qs"][8 * g + k] = position & 255
+                b["qs"][8 * place + k] = position & 255
                 high |= (position >> 8) << k
             b["qh"][g] = high
-        for k in range(32):
-            b["signs"][k] = work.signs[k]
+            for k in range(4):
+                b["signs"][4 * place + k] = work.signs[4 * g + k]
+            place += 1
         for g in range(4):
             low = nearest_level(work.scales[2 * g], inverse, 15)
             b["scales"][g] = low | (nearest_level(work.scales[2 * g + 1], inverse, 15) << 4)

@@ -1,4 +1,4 @@
-"""IQ3_XXS: x = d * (2 s + 1) / 4 * +-q, q from 256 points of 4 values, a 4-bit s per 32 of 256 weights. 3.0625 bits per weight.
+"""IQ3_XXS: x = d * (2 s + 1) / 4 * +-q, q points of 4 numbers 4, 12, .. 52, 62, blocks of 256. 3.0625 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -6,10 +6,12 @@
 | qs | 64 | byte k: position of point k in the codebook |
 | signs | 32 | per group of 32: 4 sign codes of 7 bits, then s in the top 4 bits |
 
-ggml's `block_iq3_xxs`. A level l of a point stands for 8 l + 4, but 62 for 7. A sign code has bit i set where weight i of 8
-is negative; the eighth bit makes the number of ones even. Search: `lattice`, with weights x^2 or
-w * sqrt(2 * mean x^2 + x^2). A scale beyond the half's range is stored as the largest; a group whose sums leave the range
-of float32 is stored as zeros.
+ggml's `block_iq3_xxs`; the codebook has 256 points. A sign code has bit i set where weight i of 8 is negative; the
+eighth bit is not stored, it makes the number of ones even. Searched by `lattice.search_block`, with weights x^2 or w
+* sqrt(2 * mean x^2 + x^2).
+
+Where the reference aborts or stores an infinite scale: a scale beyond the half's range is stored as the largest; a
+group whose sums leave the range of float32 is stored as zeros.
 """
 
 import numpy as np

@@ -5,8 +5,9 @@
 | d | 2 | scale, IEEE half |
 | qs | 16 | byte j: code of weight j (low nibble) and of j + 16 (high) |
 
-ggml's `block_iq4_nl`; the values are `codebooks.IQ4_VALUES`. The scale is searched (`search_scale`) with the weights x^2,
-or w * sqrt(2 * mean x^2 of the block + x^2) with importance w. A scale beyond the half's range is stored as the largest.
+ggml's `block_iq4_nl`; the values are `codebooks.IQ4_VALUES`. The scale is searched (`search_scale`) with weights x^2,
+or w * sqrt(2 * mean x^2 + x^2) with importance w. A scale beyond the half's range is stored as the largest, where the
+reference stores infinity; so is zero where sums leave the range of float32.
 """
 
 import numpy as np
@@ -102,7 +103,8 @@ def _quantize(x, w, blocks):
     for i in range(blocks.size):
         b = blocks[i]
         group = x[32 * i : 32 * i + 32]
-        importance_weights(group, None if w is None else w[32 * i : 32 * i + 32], mean_square(group, np.float32(2)), weight)
+        importance = None if w is None else w[32 * i : 32 * i + 32]
+        importance_weights(group, importance, mean_square(group, np.float32(2)), weight)
         d = search_scale(group, weight, scratch[0], scratch[1], scratch[2])
         b["d"] = finite_half(d)
         pack(group, np.float32(1) / d if d != np.float32(0) else np.float32(0), b["qs"])

@@ -1,4 +1,4 @@
-"""IQ4_XS: x = d * (s - 32) * v[q], v and codes as in IQ4_NL, a 6-bit s for each 32 of 256 weights. 4.25 bits per weight.
+"""IQ4_XS: x = d * (s - 32) * v[q], v as in IQ4_NL, a 6-bit s per 32 weights, blocks of 256. 4.25 bits per weight.
 
 | field | bytes | content |
 |---|---|---|
@@ -7,8 +7,9 @@
 | scales_l | 4 | byte g / 2: low bits of s, the even group's in the low nibble |
 | qs | 128 | 16 bytes per group, as in IQ4_NL |
 
-ggml's `block_iq4_xs`. Scales are searched per group as in IQ4_NL (with the mean square of all 256); d is the scale of
-largest magnitude / -32, and the codes follow from the rounded scales. d beyond the half's range is stored as the largest.
+ggml's `block_iq4_xs`. Scales are searched per group as in IQ4_NL, with the mean square of all 256; d is the scale of
+largest magnitude / -32, and the codes follow from the rounded scales. Where sums or scales leave their range: as
+there.
 """
 
 import numpy as np
@@ -62,7 +63,8 @@ def _quantize(x, w, blocks):
             s = max(np.int32(-32), min(np.int32(31), nearest(inverse * scales[g])))
             scale = d * np.float32(s)
             group = block[32 * g : 32 * g + 32]
-            pack(group, np.float32(1) / scale if scale != np.float32(0) else np.float32(0), b["qs"][16 * g : 16 * g + 16])
+            inverse_scale = np.float32(1) / scale if scale != np.float32(0) else np.float32(0)
+            pack(group, inverse_scale, b["qs"][16 * g : 16 * g + 16])
             s += 32
             b["scales_l"][g // 2] |= (s & 15) << (4 * (g % 2))
             b["scales_h"] |= (s >> 4) << (2 * g)

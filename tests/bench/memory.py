@@ -25,7 +25,7 @@ def make(folder: Path, gigabytes: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(gguftools.demo_folder() / name, folder)
-    config = json.loads((gguftools.demo_folder() / "config.json").read_text())
+    config = json.loads((gguftools.demo_folder() / "config.json").read_text(encoding="utf-8"))
     config |= {
         "hidden_size": n_embd, "intermediate_size": n_ff, "vocab_size": n_vocab, "num_attention_heads": heads,
         "num_key_value_heads": kv, "head_dim": 64, "num_hidden_layers": n_layer,

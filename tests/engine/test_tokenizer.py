@@ -36,7 +36,7 @@ TEXT = (
 
 def metadata(**changes):
     """The tiny model's vocabulary as metadata; `changes` by the last part of the key, None removes."""
-    found = json.loads(TINY.read_text("utf-8"))
+    found = json.loads(TINY.read_text(encoding="utf-8"))
     vocab = found["model"]["vocab"]
     keys = {
         "tokenizer.ggml.model": "gpt2",
@@ -66,7 +66,7 @@ def test_real_vocabularies(name):
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     t = from_metadata(GGUF(path).metadata)
-    cases = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    cases = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     assert len(cases) > 40
     for case in cases:
         assert t.tokenize(case["text"], add_special=False) == case["ids"], case["text"]

@@ -2,10 +2,11 @@
 
 import json
 import os
-import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,20 @@ import pytest
 
 import gguftools
 from gguftools.cli import main
+from gguftools.gguf.writer import Writer
+from gguftools.imatrix_file import read_imatrix, write_imatrix
+from tests.conftest import DATA
 
 TEXT = gguftools.demo_text("valid")
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals, links and limits of POSIX")
 
 
 def run(*arguments: object, **options) -> subprocess.CompletedProcess:
     """`gguftools ...` in a process of its own."""
     command = [sys.executable, "-m", "gguftools", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    options = {"capture_output": True, "text": True, "encoding": "utf-8", "check": False} | options
+    return subprocess.run(command, **options)
 
 
 def fails(capsys, *arguments: object, code: int = 1) -> str:
@@ -102,6 +109,7 @@ def test_context_beyond_the_model(files, capsys):
     assert "beyond the 1024 tokens" in line
 
 
+@posix
 @pytest.mark.parametrize("link", ["same", "relative", "symbolic", "hard"])
 @pytest.mark.parametrize("command", ["quantize", "imatrix"])
 def test_output_is_the_input(files, capsys, command, link, monkeypatch):
@@ -151,7 +159,7 @@ def test_damaged_folders(tiny_folder, tmp_path, capsys, change, message):
 def test_unknown_architecture(tiny_folder, tmp_path, capsys):
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
     line = fails(capsys, "convert", folder, "-o", tmp_path / "out.gguf")
     assert "unsupported model class MambaForCausalLM; this version has: " in line
@@ -182,8 +190,11 @@ def test_weights_that_are_not_finite(files, capsys):
     assert "out.gguf" not in leftovers(files)
 
 
+@posix
 def test_full_disk(files):
     """A file size limit stands for a full disk: the write fails in the middle."""
+    import resource
+
     before = (files / "m.gguf").read_bytes()
     names = leftovers(files)
     done = run(
@@ -206,6 +217,86 @@ def test_wrong_usage_is_2():
     assert run("inspect", "--no-such-option", "x").returncode == 2
 
 
+@posix
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_leaves_nothing_behind(files, name, code):
+    """Stopped in the middle of writing: the unfinished file goes, and what was there before stays."""
+    (files / "out.gguf").write_bytes(b"old")
+    before = leftovers(files)
+    command = [sys.executable, "-m", "gguftools", "quantize", "m.gguf", "out.gguf", "Q2_K"]
+    process = subprocess.Popen(command, cwd=files, stderr=subprocess.PIPE, text=True)
+    while leftovers(files) == before:
+        assert process.poll() is None, "it was done before it could be stopped"
+        time.sleep(0.001)
+    process.send_signal(getattr(signal, name))
+    _, errors = process.communicate()
+    assert process.returncode == code
+    assert errors.strip() == ("interrupted" if name == "SIGINT" else "")
+    assert leftovers(files) == before
+    assert (files / "out.gguf").read_bytes() == b"old"
+
+
+@posix
+def test_what_nohup_ignores_stays_ignored():
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from gguftools import cli\n"
+        "with cli._stop_by_exception(): assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@posix
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+def test_closed_streams(files, stream):
+    command = f'"{sys.executable}" -m gguftools quantize m.gguf out.gguf Q8_0 {stream}'
+    done = subprocess.run(["sh", "-c", command], cwd=files, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (files / "out.gguf").stat().st_size > 4_000_000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [("--version",), ("inspect", "m.gguf"), ("inspect", "m.gguf", "--json")])
+def test_full_stdout(files, arguments):
+    with Path("/dev/full").open("wb") as full:
+        done = run(*arguments, cwd=files, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output: cannot be written: No space left on device\n"
+
+
+def test_verbose_shows_the_traceback_and_keeps_the_code(tmp_path):
+    done = run("-v", "inspect", tmp_path / "absent.gguf")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert run("-v", "quantize", "only-one").returncode == 2
+
+
+def test_names_cannot_steer_the_terminal(tmp_path, capsys):
+    assert r"no\x1b[31m\nsuch" in fails(capsys, "inspect", tmp_path / "no\x1b[31m\nsuch")
+
+
+@pytest.fixture
+def no_cache(tmp_path):
+    """An environment in which nothing can be kept: a file stands where the cache folder would be."""
+    (tmp_path / "file").touch()
+    return os.environ | {"HOME": str(tmp_path / "file"), "NUMBA_CACHE_DIR": str(tmp_path / "file" / "kernels")} | {
+        name: str(tmp_path / "file") for name in ("XDG_CACHE_HOME", "LOCALAPPDATA")
+    } | {"TMPDIR": str(tmp_path)}  # fmt: skip
+
+
+def test_without_a_cache(files, no_cache, tmp_path):
+    """Kernels are compiled anew, in a folder that goes with the process, and the user is told."""
+    done = run("quantize", files / "m.gguf", files / "out.gguf", "Q8_0", env=no_cache)
+    assert done.returncode == 0, done.stderr
+    assert "kernels cannot be written" in done.stderr
+    assert [name for name in leftovers(tmp_path) if name.startswith("gguftools")] == []
+    code = "import gguftools; path = gguftools.demo_model(); assert path.is_file(); print(path)"
+    done = subprocess.run([sys.executable, "-c", code], env=no_cache, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
+@posix
 def test_closed_pipe_is_quiet(tiny):
     command = f'"{sys.executable}" -m gguftools inspect "{tiny["bf16"]}" | head -1'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
@@ -247,3 +338,109 @@ def test_demo_keeps_its_files(tmp_path, capsys):
 def test_demo_refuses_unknown_types_first(tmp_path, capsys):
     assert "Q9_9" in fails(capsys, "demo", "--types", "Q8_0,Q9_9", "--out", tmp_path / "d")
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("absent.txt", "No such file"), ("short.txt", "two contexts of 256 are needed")]
+)
+def test_demo_refuses_unusable_texts_first(files, capsys, text, message):
+    assert main(["demo", "--types", "Q8_0", "--text", str(files / text), "--out", str(files / "d")]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert message in line
+    assert text in line
+    assert not (files / "d" / "imatrix.gguf").exists()
+
+
+def rewritten(source: Path, target: Path, values: dict, tensors: bool = True) -> Path:
+    """A copy of a GGUF file with other keys; tensors=False leaves the tensors out."""
+    with gguftools.open(source) as f, Writer(target) as w:
+        for field in f.fields.values():
+            w.add_field(field)
+        for key, (value, kind) in values.items():
+            w.add(key, value, kind)
+        views = list(f.tensors.values()) if tensors else []
+        for view in views:
+            w.declare(view.name, view.shape, view.format)
+        for view in views:
+            w.write(view.name, view.data)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"llama.block_count": (float("nan"), "float32")}, "'llama.block_count' is nan, expected a whole number"),
+        ({"llama.block_count": (float("inf"), "float32")}, "'llama.block_count' is inf, expected a whole number"),
+        ({"llama.block_count": ("six", "string")}, "'llama.block_count' is 'six', expected a whole number"),
+        ({"split.count": (3, "uint16")}, "is one of 3 parts"),
+    ],
+)
+@pytest.mark.parametrize("command", ["quantize", "perplexity", "imatrix"])
+def test_keys_that_cannot_be(files, capsys, command, values, message):
+    if command != "quantize" and "split.count" in values:
+        pytest.skip("all tensors are in the file, so it can be run")
+    odd = rewritten(files / "m.gguf", files / "odd.gguf", values)
+    line = fails(capsys, *READERS[command](files, odd))
+    assert message in line
+    assert "odd.gguf" in line
+    assert "out.gguf" not in leftovers(files)
+
+
+def test_vocabulary_alone(files, capsys):
+    vocab = rewritten(files / "m.gguf", files / "vocab.gguf", {}, tensors=False)
+    assert "vocab.gguf: has no tensors" in fails(capsys, "quantize", vocab, files / "out.gguf", "Q4_0")
+    assert "'token_embd.weight' is missing" in fails(capsys, "perplexity", vocab, "-f", TEXT)
+
+
+IMATRIX = DATA / "tiny" / "imatrix.gguf"
+
+
+def test_importance_as_model(files, capsys):
+    line = fails(capsys, "quantize", IMATRIX, files / "out.gguf", "Q4_0")
+    assert "is an importance matrix, not a model" in line
+    assert "imatrix.gguf: unknown model architecture" in fails(capsys, "perplexity", IMATRIX, "-f", TEXT)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("imatrix.datasets", 5, "uint32"),
+        ("imatrix.datasets", [1, 2], "uint32"),
+        ("imatrix.chunk_count", "x", "string"),
+        ("imatrix.chunk_count", 1 << 40, "uint64"),
+        ("imatrix.chunk_size", -4, "int32"),
+    ],
+)
+def test_damaged_importance(files, capsys, key, value, kind):
+    odd = rewritten(IMATRIX, files / "odd.gguf", {key: (value, kind)})
+    line = fails(capsys, "quantize", files / "m.gguf", files / "out.gguf", "Q4_0", "--imatrix", odd)
+    assert "odd.gguf" in line
+    assert "the file is damaged" in line
+
+
+def test_importance_of_another_model(files, capsys):
+    matrix = read_imatrix(IMATRIX)
+    matrix.entries = {f"other.{name}": entry for name, entry in matrix.entries.items()}
+    write_imatrix(files / "i.gguf", matrix)
+    for preset in ("Q4_0", "IQ2_XS"):  # the second needs importance: that is not what is wrong here
+        line = fails(capsys, "quantize", files / "m.gguf", files / "out.gguf", preset, "--imatrix", files / "i.gguf")
+        assert "belongs to another model" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are text elsewhere")
+def test_names_that_are_not_text(files):
+    name = os.fsdecode(b"i\xff.gguf")
+    shutil.copy(IMATRIX, files / name)
+    done = run("quantize", "m.gguf", "out.gguf", "Q4_0", "--imatrix", name, cwd=files)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_a_device_is_no_text(files, capsys):
+    assert "is a device, expected a text file" in fails(capsys, "perplexity", files / "m.gguf", "-f", "/dev/zero")
+
+
+def test_long_names(files):
+    name = "n" * 245 + ".gguf"
+    assert main(["quantize", str(files / "m.gguf"), str(files / name), "Q8_0"]) == 0
+    assert name in leftovers(files)

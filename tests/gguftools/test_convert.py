@@ -107,7 +107,7 @@ def make(folder, tensors=None, config=None, tokenizer=None, **files):
 
 
 def tokenizer_json(**changes):
-    return json.loads((TINY / "tokenizer.json").read_text("utf-8")) | changes
+    return json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8")) | changes
 
 
 def digest(data):
@@ -138,7 +138,7 @@ def check_against(path, golden):
 
 @pytest.mark.parametrize("outtype", ["f32", "bf16", "f16", "q8_0"])
 def test_tiny_is_the_reference_file(outtype, tmp_path):
-    golden = json.loads((GOLDEN / f"convert-{outtype}.json").read_text())
+    golden = json.loads((GOLDEN / f"convert-{outtype}.json").read_text(encoding="utf-8"))
     out = tmp_path / "out.gguf"
     convert(TINY, out, outtype)
     check_against(out, golden)
@@ -151,7 +151,7 @@ def test_other_models_are_the_reference_files(name, tmp_path):
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     convert(folder, tmp_path / "out.gguf", "f32")
-    check_against(tmp_path / "out.gguf", json.loads((folder / "reference.json").read_text()))
+    check_against(tmp_path / "out.gguf", json.loads((folder / "reference.json").read_text(encoding="utf-8")))
 
 
 def test_threads_and_pieces_do_not_matter(tmp_path, monkeypatch):
@@ -577,7 +577,8 @@ def test_command(tmp_path):
     assert summary["output"] == str(out)
     assert summary["pre"] == "llama-bpe"
     assert summary["weights"] == 4_066_560
-    assert digest(out.read_bytes()) == json.loads((GOLDEN / "convert-bf16.json").read_text())["sha256_of_file"]
+    golden = json.loads((GOLDEN / "convert-bf16.json").read_text(encoding="utf-8"))
+    assert digest(out.read_bytes()) == golden["sha256_of_file"]
     shown = CliRunner().invoke(app, [str(TINY), "-o", str(out)]).stdout
     assert str(out) in shown
     assert "BF16" in shown

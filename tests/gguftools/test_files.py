@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gguftools.errors import GGUFError
-from gguftools.files import atomic_output, map_file, same_file
+from gguftools.files import atomic_output, check_output, map_file, read_whole, same_file
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 
@@ -103,6 +103,21 @@ def test_impossible_outputs(tmp_path):
             pass
     with pytest.raises(GGUFError, match="cannot be written"), atomic_output(tmp_path / ("n" * 300)):
         pass
+
+
+def test_a_folder_that_may_not_be_written_is_seen_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # rights do not bind who runs tests as root
+    with pytest.raises(GGUFError, match="may not be written; choose another"):
+        check_output(tmp_path / "out.bin")
+
+
+def test_read_whole(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_whole(tmp_path / "a", "a text file") == b"abc"
+    with pytest.raises(GGUFError, match="is a folder, expected a text file"):
+        read_whole(tmp_path, "a text file")
+    with pytest.raises(GGUFError, match="cannot be read: No such file"):
+        read_whole(tmp_path / "b", "a text file")
 
 
 def test_same_file(tmp_path):

@@ -13,7 +13,7 @@ import gguftools
 from gguftools.imatrix_file import read_imatrix, write_imatrix
 from tests.conftest import DATA
 
-PRESETS = json.loads((DATA / "tiny" / "presets.json").read_text())
+PRESETS = json.loads((DATA / "tiny" / "presets.json").read_text(encoding="utf-8"))
 CASES = [(preset, how) for preset, entry in PRESETS.items() for how in entry]
 
 
@@ -86,7 +86,7 @@ def test_importance_file_is_the_references(tmp_path):
 
 def test_perplexity_per_chunk(tiny):
     """Running perplexity of 64 chunks, as an independent implementation finds it."""
-    expected = json.loads((DATA / "tiny" / "evaluation.json").read_text())["float32_independent"]
+    expected = json.loads((DATA / "tiny" / "evaluation.json").read_text(encoding="utf-8"))["float32_independent"]
     running = expected["running"] if isinstance(expected, dict) else expected
     result = gguftools.perplexity(tiny["f32"], gguftools.demo_text("valid"), n_ctx=256, chunks=64)
     np.testing.assert_allclose(result.running, running, rtol=2e-4)

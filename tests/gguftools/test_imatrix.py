@@ -250,6 +250,10 @@ def test_golden_through_the_older_form(tmp_path, capsys):
     """Importance survives both ways; quantized bytes are the same, whatever the file's name."""
     assert main(["imatrix", "convert", str(GOLDEN), "-o", str(tmp_path / "a.dat"), "--output-format", "dat"]) == 0
     assert main(["imatrix", "convert", str(tmp_path / "a.dat"), "-o", str(tmp_path / "b.gguf"), "-c", "256"]) == 0
+    (tmp_path / "gguf.dat").write_bytes(GOLDEN.read_bytes())  # names deceive
+    (tmp_path / "dat.gguf").write_bytes((tmp_path / "a.dat").read_bytes())
+    same(read_imatrix(tmp_path / "gguf.dat"), read_imatrix(GOLDEN))
+    same(read_imatrix(tmp_path / "dat.gguf"), read_imatrix(tmp_path / "a.dat"))
     a, b = read_imatrix(GOLDEN), read_imatrix(tmp_path / "b.gguf")
     for name, entry in a.entries.items():
         np.testing.assert_allclose(a.importance(name), b.importance(name), rtol=1e-6)

@@ -208,7 +208,7 @@ def test_long_lists_of_faults_are_cut(tmp_path):
 def test_index_with_a_name_twice_or_two_indexes(tmp_path):
     save(tmp_path, PARTS, INDEX)
     index = tmp_path / "model.safetensors.index.json"
-    (tmp_path / "consolidated.safetensors.index.json").write_text(index.read_text())
+    (tmp_path / "consolidated.safetensors.index.json").write_text(index.read_text(encoding="utf-8"))
     with pytest.raises(GGUFError, match="several checkpoints"):
         open_checkpoint(tmp_path)
     (tmp_path / "consolidated.safetensors.index.json").unlink()

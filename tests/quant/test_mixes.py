@@ -31,7 +31,7 @@ from quant.mixes import (
 DATA = Path(__file__).parent.parent / "data"
 SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", Path(__file__).parent.parent.parent.parent / "shared"))
 
-TINY = json.loads((DATA / "tiny/presets.json").read_text())
+TINY = json.loads((DATA / "tiny/presets.json").read_text(encoding="utf-8"))
 TINY_METADATA = {
     "general.architecture": "llama",
     "llama.block_count": 6,
@@ -107,7 +107,7 @@ def _schemas() -> list[Path]:
 @pytest.mark.skipif(not _schemas(), reason="no golden/schemas below GGUFTOOLS_SHARED")
 @pytest.mark.parametrize("path", _schemas(), ids=lambda p: p.stem)
 def test_schemas_of_published_models(path):
-    schema = json.loads(path.read_text())
+    schema = json.loads(path.read_text(encoding="utf-8"))
     arch = schema["general.architecture"]
     metadata = {
         "general.architecture": arch,
