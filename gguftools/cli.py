@@ -29,14 +29,14 @@ from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
-from gguftools.commands.report import report
+from gguftools.commands.report import report_
 from gguftools.commands.sensitivity import sensitivity
 from gguftools.errors import GGUFError
 from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report, inspect)
+COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report_, inspect)
 GROUPS = (imatrix_app,)
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.strip("_").replace("_", "-"))(command)
 for group in GROUPS:
     app.add_typer(group)
 

@@ -14,12 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-<<<<<<< HEAD
 import struct
-from collections.abc import Iterable, Mapping
-=======
-from collections.abc import Iterable, Sequence
->>>>>>> main
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +28,6 @@ from gguftools.gguf.writer import Writer
 from quant.imatrix import Entry, IMatrix
 from quant.imatrix_statistics import SCHEMA, weight_statistics
 
-<<<<<<< HEAD
 FORMATS = ("gguf", "dat")
 
 _SQUARES, _SUMS, _COUNTS, _STATS = ".in_sum2", ".in_sum", ".counts", ".stats"
@@ -40,11 +35,6 @@ _OURS = "gguftools.imatrix."
 _DAMAGED = "the file is damaged, collect it again"
 _MAX_COUNT = float(1 << 53)
 _MAX_NAME = 4096  # bytes of a name in a .dat file
-=======
-_MAX_COUNT = 1 << 62  # inputs, and far beyond what can have been seen
-
-_SQUARES, _SUMS, _COUNTS = ".in_sum2", ".in_sum", ".counts"
->>>>>>> main
 
 
 def write_imatrix(
@@ -115,11 +105,7 @@ def read_imatrix(path: str | os.PathLike, chunk_size: int = 512) -> IMatrix:
         datasets = _list(path, f.metadata, "imatrix.datasets", str)
         sketch = _list(path, f.metadata, _OURS + "sketch", int)
         imatrix = IMatrix(
-<<<<<<< HEAD
             datasets=datasets,
-=======
-            datasets=_texts(path, f.metadata.get("imatrix.datasets", [])),
->>>>>>> main
             chunk_count=_count(path, f.metadata.get("imatrix.chunk_count", 0)),
             chunk_size=_count(path, f.metadata.get("imatrix.chunk_size", 0)),
             hashes={n: h for n, h in zip(datasets, _list(path, f.metadata, _OURS + "sha256", str)) if h},
@@ -147,23 +133,12 @@ def _entry(path: Path, name: str, tensors: Mapping[str, TensorView]) -> Entry:
         raise GGUFError(f"{path}: '{name}' has sums but no counts: {_DAMAGED}")
     counts = _values(path, tensors[name + _COUNTS])
     sums = _values(path, tensors[name + _SUMS]) if name + _SUMS in tensors else None
-<<<<<<< HEAD
     if counts.shape not in ((len(squares), 1), (1, 1)) or (sums is not None and sums.shape != squares.shape):
         raise GGUFError(f"{path}: '{name}' has sums and counts that do not fit: {_DAMAGED}")
     if (squares < 0).any() or (counts < 0).any() or (counts > _MAX_COUNT).any():
         raise GGUFError(f"{path}: '{name}' has sums of squares or counts out of range: {_DAMAGED}")
     whole = np.rint(counts[:, 0]).astype(np.int64)
     return Entry(squares, np.broadcast_to(whole, len(squares)).copy(), sums)
-=======
-    if counts.shape != (len(squares), 1) or (sums is not None and sums.shape != squares.shape):
-        raise GGUFError(f"{path}: '{name}' has sums and counts that do not fit: the file is damaged, collect it again")
-    if (squares < 0).any() or (counts < 0).any() or (counts >= _MAX_COUNT).any():
-        raise GGUFError(
-            f"{path}: '{name}' has negative sums of squares, or counts that cannot be: the file is damaged, collect it "
-            "again"
-        )
-    return Entry(squares, np.rint(counts[:, 0]).astype(np.int64), sums)
->>>>>>> main
 
 
 def _values(path: Path, view: TensorView) -> np.ndarray:
@@ -182,11 +157,10 @@ def _count(path: Path, value: object) -> int:
     return value
 
 
-<<<<<<< HEAD
 def _list(path: Path, metadata: Mapping[str, Any], key: str, kind: type) -> list:
     found = metadata.get(key, ())
-    if isinstance(found, (str, int, float)) or not all(isinstance(v, kind) for v in found):
-        raise GGUFError(f"{path}: key '{key}' is not a list of {kind.__name__}: {_DAMAGED}")
+    if not isinstance(found, Sequence) or isinstance(found, str) or not all(isinstance(v, kind) for v in found):
+        raise GGUFError(f"{path}: {key} is {found!r}, expected a list of {kind.__name__}: {_DAMAGED}")
     return list(found)
 
 
@@ -267,9 +241,3 @@ def _read_legacy(path: Path, chunk_size: int) -> IMatrix:
     if file.left:
         imatrix.datasets = [text] if (text := file.text("the name of the text")) else []
     return imatrix
-=======
-def _texts(path: Path, value: object) -> list[str]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(text, str) for text in value):
-        raise GGUFError(f"{path}: imatrix.datasets is {value!r}, expected names of texts: the file is damaged")
-    return list(value)
->>>>>>> main

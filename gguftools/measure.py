@@ -12,12 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD
 from gguftools.corpus import Text, read_corpus, split_weight
-from gguftools.errors import GGUFError
-=======
-from gguftools.errors import naming
->>>>>>> main
+from gguftools.errors import GGUFError, naming
 from gguftools.files import check_output
 from gguftools.gguf.reader import GGUF
 from gguftools.imatrix_file import is_legacy, read_imatrix, read_run, write_imatrix
@@ -118,8 +114,14 @@ def compare(
     on_chunk: Callable | None = None,
     stride: int = 0,
 ) -> list[Evaluation]:
-<<<<<<< HEAD
-    """As `perplexity`, several models side by side; the base runs once."""
+    """As `perplexity`, several models side by side; the base runs once.
+
+    >>> import gguftools
+    >>> model, text = gguftools.demo_model(), gguftools.demo_text("valid")
+    >>> [result] = gguftools.compare([model], text, n_ctx=256, chunks=2, base=model)
+    >>> result.divergence.mean_kld.value
+    0.0
+    """
     return [result for _, result in measured(models, text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride)]
 
 
@@ -148,10 +150,16 @@ def measured(
                 session = base_session
             sessions.append(session)
             files.append(file)
-        corpus = read_corpus(text, base_session or sessions[0])
-        tokens = _tokens(base_session or sessions[0], corpus)
+        first = (models[0], sessions[0]) if base_session is None or base is None else (base, base_session)
+        tokens = _tokens(*first, read_corpus(text, first[1]), n_ctx)
         results = evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk, stride, partial=partial)
     return list(zip(files, results))
+
+
+def check_text(model: Name, text: Name, n_ctx: int = N_CTX) -> None:
+    """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
+    session = load(model, vocab_only=True)
+    _tokens(model, session, read_corpus(text, session), n_ctx)
 
 
 def against_logits(
@@ -174,7 +182,7 @@ def against_logits(
     stored = LogitsFile(logits)
     with opened(model, threads) as (session, _):
         if text is not None:
-            tokens = _tokens(session, read_corpus(text, session))
+            tokens = _tokens(model, session, read_corpus(text, session))
             if tokens[: len(stored.tokens)] != stored.tokens.tolist():
                 raise GGUFError(f"{logits}: was made of another text than {text}, or by a model with another tokenizer")
         return evaluate(
@@ -199,7 +207,7 @@ def save_logits(
 
     check_output(Path(output), [Path(model), Path(text)])
     with opened(model, threads) as (session, _):
-        tokens = _tokens(session, read_corpus(text, session))
+        tokens = _tokens(model, session, read_corpus(text, session), n_ctx)
         session.check_context(n_ctx)
         with LogitsWriter(output, [model, text]) as writer:
             writer.begin(cut(tokens, n_ctx, chunks, None).text, session.n_vocab)
@@ -208,29 +216,6 @@ def save_logits(
 
 
 # --- importance -------------------------------------------------------------------------------------------------------
-=======
-    """As `perplexity`, several models side by side; the base runs once.
-
-    >>> import gguftools
-    >>> model, text = gguftools.demo_model(), gguftools.demo_text("valid")
-    >>> [result] = gguftools.compare([model], text, n_ctx=256, chunks=2, base=model)
-    >>> result.divergence.mean_kld.value
-    0.0
-    """
-    from engine.evaluate import evaluate
-
-    words = read_text(text)
-    base_session = load(base, threads=threads) if base is not None else None
-    sessions = [load(model, threads=threads) for model in models]
-    first = (models[0], sessions[0]) if base_session is None or base is None else (base, base_session)
-    tokens = _tokens(*first, text, words, n_ctx)
-    return evaluate(sessions, tokens, base_session, n_ctx, chunks, n_batch, on_chunk)
->>>>>>> main
-
-
-def check_text(model: str | os.PathLike, text: str | os.PathLike, n_ctx: int = N_CTX) -> None:
-    """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
-    _tokens(model, load(model, vocab_only=True), text, read_text(text), n_ctx)
 
 
 def imatrix(
@@ -287,9 +272,9 @@ def imatrix(
         from engine.evaluate import collect
         from engine.evaluate.scoring import cut
 
-<<<<<<< HEAD
-        texts = [_tokens(session, c, parse_special or c.chat) for c in corpora]
-        session.check_context(n_ctx)
+        texts = [_tokens(model, session, c, n_ctx, parse_special) for c in corpora]
+        with naming(model):
+            session.check_context(n_ctx)
         sizes = [len(cut(tokens, n_ctx, chunks, None, from_chunk)) for tokens in texts]
         try:
             for i in range(run.at, len(texts)):
@@ -300,9 +285,12 @@ def imatrix(
                     if on_chunk is not None:
                         on_chunk(before + done, sum(sizes), ppl)
 
-                collect(session, texts[i], n_ctx, chunks, n_batch, process_output, score, step, from_chunk, run.state)
+                with naming(model):
+                    collect(
+                        session, texts[i], n_ctx, chunks, n_batch, process_output, score, step, from_chunk, run.state
+                    )
                 run.end_text()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # by hand, or by a signal
             run.save()
             raise
         run.finish()
@@ -462,35 +450,16 @@ def record(file: ModelFile, result: Evaluation) -> dict[str, Any]:
     return {**asdict(file), **asdict(result)}
 
 
-def _tokens(session: Session, corpus: Text, parse_special: bool = False) -> list[int]:
-    return session.tokenize(corpus.text, add_special=True, parse_special=parse_special or corpus.chat)
-=======
-    check_output(Path(output), [Path(model), Path(text)])
-    words = read_text(text)
-    session = load(model, threads=threads)
-    tokens = _tokens(model, session, text, words, n_ctx, parse_special)
-    with naming(model):
-        matrix = collect(session, tokens, n_ctx, chunks, n_batch, process_output, score, on_chunk)
-    matrix.datasets = [Path(text).name]
-    write_imatrix(output, matrix, [model, text])
-    return matrix
-
-
 def _tokens(
-    model: str | os.PathLike,
-    session: Session,
-    text: str | os.PathLike,
-    words: str,
-    n_ctx: int,
-    parse_special: bool = False,
+    model: Name, session: Session, corpus: Text, n_ctx: int | None = None, parse_special: bool = False
 ) -> list[int]:
-    """The tokens of `words`. Raises EngineError that names the model for a vocabulary that cannot be used, the text for
-    one that is too short."""
+    """The tokens of a text. Raises EngineError that names the model for a vocabulary that cannot be used, the text for
+    one that is too short for n_ctx."""
     from engine.evaluate.scoring import cut
 
     with naming(model):
-        tokens = session.tokenize(words, add_special=True, parse_special=parse_special)
-    with naming(text):
-        cut(tokens, n_ctx, None, None)
+        tokens = session.tokenize(corpus.text, add_special=True, parse_special=parse_special or corpus.chat)
+    if n_ctx is not None:
+        with naming(corpus.path):
+            cut(tokens, n_ctx, None, None)
     return tokens
->>>>>>> main

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.evaluate import Scores
 
 
-def report(
+def report_(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")] = Path("report.html"),
     base: Annotated[
