@@ -140,7 +140,7 @@ def run(
                         kld.value,
                         kld.error,
                         result.divergence.kld_percentiles[99.0],
-                        kld.value / bpw if bpw > 0 else float("nan"),
+                        kld.value / bpw,
                     )
                 )
     return found
@@ -153,7 +153,7 @@ def plan(
     pattern: str = "",
     importance: IMatrix | None = None,
 ) -> Iterator[Variant]:
-    """Every variant: matrices with whole blocks, grouped. Raises GGUFError for an unknown grouping or a pattern that is
+    """Every variant: matrices with whole blocks that become smaller, grouped. Raises GGUFError for an unknown grouping or a pattern that is
     no regular expression, QuantError for a type that needs importance where there is none."""
     if by not in GROUPINGS:
         raise GGUFError(f"tensors cannot be grouped by {by!r}; choose {', '.join(GROUPINGS)}")
@@ -165,7 +165,8 @@ def plan(
         groups: dict[str, list[str]] = {}
         for name, view in tensors.items():
             fits = len(view.shape) > 1 and name.endswith(".weight") and view.shape[-1] % format.block_size == 0
-            if fits and wanted.search(name) and view.format is not format and "norm" not in name:
+            smaller = format.row_size(view.shape[-1]) < view.format.row_size(view.shape[-1]) if fits else False
+            if smaller and wanted.search(name) and "norm" not in name:
                 block, role = place(name)
                 key = {"tensor": name, "class": role, "block": "other" if block is None else f"blk.{block}"}[by]
                 groups.setdefault(key, []).append(name)
