@@ -153,9 +153,11 @@ def plan(
     pattern: str = "",
     importance: IMatrix | None = None,
 ) -> Iterator[Variant]:
-    """Every variant: matrices with whole blocks that become smaller, grouped. Raises GGUFError for an unknown grouping
-    or a pattern that is
-    no regular expression, QuantError for a type that needs importance where there is none."""
+    """Every variant: matrices with whole blocks that become smaller, grouped.
+
+    Raises GGUFError for an unknown grouping or a pattern that is no regular expression, QuantError for a type that
+    needs importance where there is none.
+    """
     if by not in GROUPINGS:
         raise GGUFError(f"tensors cannot be grouped by {by!r}; choose {', '.join(GROUPINGS)}")
     try:
