@@ -23,8 +23,10 @@ from quant import Format
 
 HEAD_ROWS = 256  # rows of logits that are computed at a time: bounds memory for large vocabularies
 
-#: Called with the weight's name and the float32 [rows, n] that it is multiplied with.
-Observer = Callable[[str, np.ndarray], None]
+#: Called with the weight's name and the float32 [rows, n] that it is multiplied with; for a weight of several matrices
+#: also with None and their number, and x is [..., rows, n]; for experts with the int [tokens, slots] that were chosen
+#: and the number of experts, and x is [tokens, slots or 1, n].
+Observer = Callable[..., None]
 
 
 class WeightView(Protocol):
@@ -255,10 +257,18 @@ def _observing(observe: Observer):
     """An evaluation callback that hands every matrix product's input to `observe`."""
 
     def callback(node: Tensor, ask: bool) -> bool:
-        wanted = node.op == "MUL_MAT" and node.src[0].op is None
-        if wanted and not ask:
-            weight, x = node.src[:2]
+        wanted = node.op in ("MUL_MAT", "MUL_MAT_ID") and node.src[0].op is None
+        if not wanted or ask:
+            return wanted
+        weight, x = node.src[:2]
+        n_mat = weight.ne[2] * weight.ne[3]
+        if node.op == "MUL_MAT_ID":
+            ids = node.src[2].array()[0, 0]
+            observe(weight.name, x.array()[0], ids, n_mat)
+        elif n_mat > 1:
+            observe(weight.name, x.array(), None, n_mat)
+        else:
             observe(weight.name, x.array().reshape(-1, x.ne[0]))
-        return wanted
+        return True
 
     return callback

@@ -23,6 +23,7 @@ from engine.errors import EngineError
 from gguftools import report
 from gguftools._version import __version__
 from gguftools.commands.check import check
+from gguftools.commands.compare import compare
 from gguftools.commands.convert import convert
 from gguftools.commands.convert_endian import convert_endian
 from gguftools.commands.demo import demo
@@ -30,10 +31,12 @@ from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
 from gguftools.commands.hash import hash_
-from gguftools.commands.imatrix import imatrix
+from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.report import report_
+from gguftools.commands.sensitivity import sensitivity
 from gguftools.commands.split import merge, split
 from gguftools.commands.template import template
 from gguftools.commands.tokenize import tokenize
@@ -45,8 +48,9 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-COMMANDS = (demo, convert, imatrix, quantize, perplexity, inspect, tokenize, template, trace)
+COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
+GROUPS = (imatrix_app,)
 
 app = typer.Typer(
     name="gguftools",
@@ -57,6 +61,8 @@ app = typer.Typer(
 )
 for command in (*COMMANDS, *TOOLBOX):
     app.command(command.__name__.strip("_").replace("_", "-"))(command)
+for group in GROUPS:
+    app.add_typer(group)
 
 
 def _print_version(wanted: bool) -> None:

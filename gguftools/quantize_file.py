@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def quantize(
         tensors = [TensorInfo(t.name, t.shape, t.format) for t in f.tensors.values()]
         choices = plan(tensors, f.metadata, chosen, importance is not None, options)
         if importance is not None:
+            importance.fit({t.name: (math.prod(t.shape[:-2]), t.shape[-1]) for t in tensors if t.shape})
             _check_importance(imatrix, importance, choices)
         check_plan(choices, importance.entries if importance else None, allow_requantize)
         result = Quantized(

@@ -7,7 +7,8 @@ Files are read and written elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,13 +44,18 @@ class Entry:
 class IMatrix:
     """Entries by name of the weight, and what is known of the text.
 
-    datasets: names of the texts; chunk_size: tokens per chunk; chunk_count: chunks seen.
+    datasets: names of the texts; chunk_size: tokens per chunk; chunk_count: chunks seen. hashes: SHA-256 of the texts,
+    by name; weights: what a text counted for, by name, where it is not 1; sketch: uint64, some hashes of what the texts
+    say (see `gguftools.overlap`), None where unknown.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     datasets: list[str] = field(default_factory=list)
     chunk_count: int = 0
     chunk_size: int = 512
+    hashes: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    sketch: np.ndarray | None = None
 
     def observe(self, name: str, x: np.ndarray, n_mat: int = 1) -> None:
         """Account for the inputs of a plain product with the weight `name`.
@@ -72,16 +78,15 @@ class IMatrix:
     def observe_experts(self, name: str, x: np.ndarray, ids: np.ndarray, n_expert: int) -> None:
         """Account for the inputs of a product in which every token picks its experts.
 
-        x: float32 [tokens, slots, n], or [tokens, 1, n] where all slots of a token share one input; ids: int [tokens,
-        slots], the experts. Raises QuantError as `observe` does, and for ids outside of 0..n_expert - 1.
+        x: float32 [tokens, m, n]: slot i of a token takes input i % m, so that with m = 1 all share one; ids: int
+        [tokens, slots], the experts. Raises QuantError as `observe` does, and for ids outside of 0..n_expert - 1.
         """
         if ids.size and not 0 <= ids.min() <= ids.max() < n_expert:
             raise QuantError(f"{name}: expert {ids.min()}..{ids.max()} chosen of {n_expert}; the routing is broken")
         entry = self._entry(name, n_expert, x)
-        shared = x.shape[1] == 1
         for expert in np.unique(ids):
             token, slot = np.nonzero(ids == expert)
-            entry.add(expert, x[token, 0 if shared else slot])
+            entry.add(expert, x[token, slot % x.shape[1]])
 
     def importance(self, name: str) -> np.ndarray:
         """float32 [n_mat, n]: mean of the squares per matrix, 1 for a matrix that no input reached.
@@ -114,7 +119,45 @@ class IMatrix:
             mine.counts += entry.counts
             mine.sums = None if mine.sums is None or entry.sums is None else mine.sums + entry.sums
         self.datasets += [d for d in other.datasets if d not in self.datasets]
+        self.hashes = {**other.hashes, **self.hashes}
+        self.weights = {**other.weights, **self.weights}
+        if other.sketch is not None:
+            self.sketch = other.sketch if self.sketch is None else np.union1d(self.sketch, other.sketch)
         self.chunk_count += other.chunk_count
+
+    def scaled(self, weight: float) -> IMatrix:
+        """The same means from `weight` times as many inputs: for merging texts that do not count alike.
+
+        Counts stay whole and keep at least 1 where they are not 0; sums follow them. Raises QuantError for a weight
+        that is not finite and positive.
+        """
+        if not (np.isfinite(weight) and weight > 0):
+            raise QuantError(f"a text cannot have the weight {weight}; use a positive number")
+        if weight == 1:
+            return self
+        scaled = replace(self, entries={}, weights={**self.weights, **dict.fromkeys(self.datasets, weight)})
+        for name, entry in self.entries.items():
+            counts = np.where(entry.counts > 0, np.maximum(1, np.rint(entry.counts * weight)), 0).astype(np.int64)
+            factor = (counts / np.maximum(entry.counts, 1))[:, None]
+            sums = None if entry.sums is None else entry.sums * factor
+            scaled.entries[name] = Entry(entry.squares * factor, counts, sums)
+        return scaled
+
+    def fit(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """Cut flat entries of weights that hold several matrices, as older files have them.
+
+        shapes: name -> number of matrices and columns of the model's weights.
+        """
+        for name, (n_mat, n) in shapes.items():
+            entry = self.entries.get(name)
+            if entry is not None and n_mat > 1 and entry.squares.shape == (1, n_mat * n):
+                sums = None if entry.sums is None else entry.sums.reshape(n_mat, n)
+                self.entries[name] = Entry(entry.squares.reshape(n_mat, n), np.repeat(entry.counts, n_mat), sums)
+
+    def unreached(self) -> dict[str, list[int]]:
+        """Name of a weight -> its matrices (experts) that no input reached; only weights that have such."""
+        found = {name: np.flatnonzero(entry.counts == 0).tolist() for name, entry in sorted(self.entries.items())}
+        return {name: experts for name, experts in found.items() if experts}
 
     def _entry(self, name: str, n_mat: int, x: np.ndarray) -> Entry:
         if not np.isfinite(x).all():

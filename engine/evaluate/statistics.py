@@ -12,6 +12,12 @@ import numpy as np
 #: Percentiles that are reported for divergences, in per cent.
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
+#: Edges of the histogram of divergences, in nats: four bins a decade. Smaller values count in the first bin, larger
+#: ones in the last.
+HISTOGRAM_EDGES = tuple(float(f"{10 ** (e / 4):.3g}") for e in range(-28, 9))
+
+_Z95 = 1.95996398454  # 97.5 % quantile of the normal distribution
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -47,6 +53,44 @@ def log_ratio(nll: np.ndarray, base: np.ndarray) -> Estimate:
     a, b = mean(nll), mean(base)
     variance = a.error**2 + b.error**2 - 2 * covariance(nll, base)
     return Estimate(a.value - b.value, float(np.sqrt(max(0.0, variance))))
+
+
+def ratio(nll: np.ndarray, base: np.ndarray) -> Estimate:
+    """PPL / PPL of the base: exp of `log_ratio`, and its error times the value."""
+    r = log_ratio(nll, base)
+    value = float(np.exp(r.value))
+    return Estimate(value, value * r.error)
+
+
+def difference(nll: np.ndarray, base: np.ndarray) -> Estimate:
+    """PPL - PPL of the base, with an error that knows that both saw the same tokens."""
+    a, b = perplexity(nll), perplexity(base)
+    variance = a.error**2 + b.error**2 - 2 * a.value * b.value * covariance(nll, base)
+    return Estimate(a.value - b.value, float(np.sqrt(max(0.0, variance))))
+
+
+def correlation(nll: np.ndarray, base: np.ndarray) -> float | None:
+    """Correlation of both log-likelihoods; None where one of them has no spread or there are too few values."""
+    a, b = mean(nll).error, mean(base).error
+    return float(covariance(nll, base) / (a * b)) if a and b else None
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """95 % confidence interval of a share of `hits` in n (Wilson 1927).
+
+    >>> low, high = wilson(5, 10)
+    >>> round(low, 4), round(high, 4)
+    (0.2366, 0.7634)
+    """
+    p, z = hits / n, _Z95 * _Z95 / n
+    centre, half = p + z / 2, np.sqrt(z * p * (1 - p) + z * z / 4)
+    return max(0.0, float((centre - half) / (1 + z))), min(1.0, float((centre + half) / (1 + z)))
+
+
+def histogram(kld: np.ndarray) -> list[int]:
+    """Number of values in each bin of HISTOGRAM_EDGES."""
+    edges = np.asarray(HISTOGRAM_EDGES)
+    return np.histogram(np.clip(kld, edges[0], edges[-1]), edges)[0].tolist()
 
 
 def share(hits: np.ndarray) -> Estimate:

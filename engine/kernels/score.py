@@ -44,10 +44,11 @@ def _sum(x):
 
 
 @kernel
-def diverge_rows(base, logits, kld, same):
+def diverge_rows(base, logits, normalized, kld, same):
     """kld[i] = KL(softmax(base[i]) || softmax(logits[i])), same[i] = do both have the same most likely token.
 
-    Terms whose base log-probability is below -16 are left out, as the reference does. Equal rows give exactly 0.
+    normalized: base[i] is a log-probability as it stands. Terms whose base log-probability is below -16 are left out,
+    as the reference does. Equal rows give exactly 0.
     """
     n = base.shape[1]
     terms = np.empty(_PIECE, np.float64)
@@ -55,7 +56,7 @@ def diverge_rows(base, logits, kld, same):
         p, q = base[i], logits[i]
         top_p, rest_p = log_sum_exp(p)
         top_q, rest_q = log_sum_exp(q)
-        norm = np.float64(top_p) + rest_p
+        norm = 0.0 if normalized else np.float64(top_p) + rest_p
         offset = norm - (np.float64(top_q) + rest_q)
         total = 0.0
         for lo in range(0, n, _PIECE):
@@ -72,3 +73,39 @@ def _first_max(x, top):
         if x[j] == top:
             return j
     return 0
+
+
+@kernel
+def encode_rows(logits, records):
+    """Logits float32 [n, n_vocab] -> records uint16 [n, 4 + n_vocab (+ 1)] of llama.cpp's file of logits.
+
+    A record is float32 scale, float32 smallest log-probability (16 below the largest logit at most), and per token
+    round((x - smallest) / scale): log-probability = scale * q + smallest.
+    """
+    for i in range(logits.shape[0]):
+        x = logits[i]
+        top, rest = log_sum_exp(x)
+        low = x[0]
+        for j in range(x.size):
+            low = min(low, x[j])
+        low = max(low, np.float32(top - np.float32(16)))
+        spread = np.float32(top - low)
+        scale = np.float32(spread / np.float32(65535))
+        smallest = np.float32(np.float32(low - top) - np.float32(rest))
+        head = records[i, :4].view(np.float32)
+        head[0] = scale
+        head[1] = smallest
+        inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+        for j in range(x.size):
+            above = np.float32(x[j] - low)
+            records[i, 4 + j] = np.uint16(np.rint(np.float32(inverse * above))) if above > 0 else np.uint16(0)
+
+
+@fast_kernel
+def decode_rows(records, out):
+    """Records as `encode_rows` writes them -> log-probabilities float32 [n, n_vocab]."""
+    for i in range(out.shape[0]):
+        head = records[i, :4].view(np.float32)
+        scale, smallest = head[0], head[1]
+        for j in range(out.shape[1]):
+            out[i, j] = np.float32(scale * np.float32(records[i, 4 + j])) + smallest

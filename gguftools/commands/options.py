@@ -19,3 +19,21 @@ Chunks = Annotated[
 ]
 Batch = Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Tokens that run at once, at least one chunk.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+Stride = Annotated[
+    int,
+    typer.Option(
+        "--ppl-stride",
+        min=0,
+        help="Windows of -c plus half of it, every so many tokens, scored at their ends; 0: chunks.",
+    ),
+]
+Calibration = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--imatrix", metavar="FILE", help="Warn if the text was used for this importance matrix.", show_default=False
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw a picture: .svg, or .png with matplotlib.", show_default=False),
+]
