@@ -18,6 +18,12 @@ def open_vocabulary(path: str | os.PathLike, pre: str | None = None) -> tuple[Ma
     """Metadata and tokenizer of a GGUF file, or of a Hugging Face folder as conversion would write them.
 
     pre: name of the pre-tokenizer to use for a folder, instead of the one found.
+
+    >>> import gguftools
+    >>> metadata, tokenizer = gguftools.open_vocabulary(gguftools.demo_folder())
+    >>> metadata["tokenizer.ggml.pre"], tokenizer.detokenize(tokenizer.tokenize("Café", add_special=False))
+    ('llama-bpe', 'Café')
+
     Raises GGUFError for a file that is damaged and a folder without vocabulary, EngineError for a vocabulary that is
     not supported; both name the path.
     """

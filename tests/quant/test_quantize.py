@@ -105,10 +105,12 @@ def test_bytes_equal_compiled_ggml(name, weighted, sample):
     if name in ("F32", "IQ1_M"):  # IQ1_M's search changed after the oracle's version: the golden file decides
         return
     x, w = _sample(sample)
-    if name == "Q8_1" and np.abs(x).reshape(-1, 32).sum(1).max() > 60000:
-        return  # its sum does not fit a half: the oracle stores infinity, we refuse
-    q = quant.quantize(x, name, w if weighted else None)
     expected = oracle.quantize(name, x, w if weighted else None)
+    try:
+        q = quant.quantize(x, name, w if weighted else None)
+    except quant.QuantError:  # values beyond the scale's range: the oracle stores infinity, we refuse
+        assert quant.validate(expected, name) >= 0
+        return
     assert (q == expected).all(), _bad_blocks(name, q, expected)
 
 
