@@ -124,9 +124,11 @@ def test_gguf(name, tmp_path, limited):
         if says is None:
             read(path)
         else:
-            with pytest.raises(GGUFError, match=says) as refused:
+            # what does not begin as GGUF may be an importance matrix of the older form: other words, same refusal
+            older = read is read_imatrix and not start.startswith(b"GGUF")
+            with pytest.raises(GGUFError, match=f"{says}|not an importance matrix" if older else says) as refused:
                 read(path)
-            assert refused.value.offset is not None
+            assert older or refused.value.offset is not None
 
 
 @pytest.mark.parametrize("name", SAFETENSORS)
