@@ -17,7 +17,8 @@ from gguftools.gguf.writer import Writer
 from gguftools.imatrix_file import read_imatrix
 from quant.format import Format
 from quant.imatrix import IMatrix
-from quant.mixes import COPY, Choice, PlanOptions, TensorInfo, check_plan, get_preset, plan
+from quant.mixes import Choice, PlanOptions, TensorInfo, check_plan, plan
+from quant.presets import COPY, get_preset
 
 SLAB = 1 << 23  # weights that are held as float32 at a time
 
