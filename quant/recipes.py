@@ -341,7 +341,7 @@ def read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe
 
 
 def _read(found: Mapping[str, Any], key: str, kind: type, where: str, default: Any) -> Any:
-    value = found.get(key, default)
+    value: Any = found.get(key, default)
     if type(value) is not kind or (kind is int and not 0 <= value < 1 << 32):
         raise QuantError(f"{where}: {key} is {value!r}, expected {_KINDS[kind]}")
     return value
@@ -411,7 +411,7 @@ def _read_fallback(value: Any, where: str) -> Mapping[str, str] | None:
     if not isinstance(value, dict):
         raise QuantError(f'{where}: fallback is {value!r}; write "{_REFERENCE}", "{_REFUSE}" or a table of types')
     place = f"{where}: fallback"
-    return FALLBACK | {weight_type(a, place): weight_type(b, place) for a, b in value.items()}
+    return {**FALLBACK} | {weight_type(a, place): weight_type(b, place) for a, b in value.items()}
 
 
 def write_recipe(recipe: Recipe) -> str:

@@ -91,8 +91,8 @@ def bad_blocks(blocks: np.ndarray, fmt: Format) -> np.ndarray:
     rules = _RULES.get(fmt.name)
     if rules is None:
         rules = tuple((field, _half) for field in ("d", "dmin", "m", "s") if field in (fmt.block.names or ()))
-    bad = np.zeros(blocks.shape, bool)
+    flat = blocks.reshape(-1)
+    bad = np.zeros(flat.size, bool)
     for field, is_bad in rules:
-        found = is_bad(blocks[field])
-        bad |= found.reshape(*blocks.shape, -1).any(axis=-1) if found.ndim > blocks.ndim else found
-    return bad
+        bad |= is_bad(flat[field])
+    return bad.reshape(blocks.shape)

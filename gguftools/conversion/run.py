@@ -20,7 +20,7 @@ from engine.models import arch_of_config
 from engine.models.arch import Arch, Hparams, TensorRow
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import GENERATED, check_handled, load_json, normalize, read_hparams
-from gguftools.conversion.names import file_name
+from gguftools.conversion.names import ModelName, file_name
 from gguftools.conversion.transforms import TRANSFORMS, Rows, rows_of
 from gguftools.conversion.vocab import vocab_keys
 from gguftools.errors import GGUFError
@@ -72,8 +72,8 @@ class Item:
 class Conversion:
     """What is to be done, or was: everything but the weights is known.
 
-    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read;
-    fallbacks: names of tensors whose rows did not fit the format, and that became F16.
+    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read; model_name: what
+    names of files are made of; fallbacks: names of tensors whose rows did not fit the format, and that became F16.
     """
 
     output: Path
@@ -82,6 +82,7 @@ class Conversion:
     keys: list[Pair]
     items: list[Item]
     inputs: list[Path]
+    model_name: ModelName
     fallbacks: tuple[str, ...]
 
     @property
@@ -179,7 +180,7 @@ def plan(
     ]
     path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
     inputs = [*checkpoint.files, *folder.glob("*.json")]
-    return Conversion(path, arch.name, target, keys, items, inputs, fallbacks)
+    return Conversion(path, arch.name, target, keys, items, inputs, model_name, fallbacks)
 
 
 def write(conversion: Conversion, threads: int | None = None, progress: Callable[[int], None] | None = None) -> None:
