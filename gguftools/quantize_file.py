@@ -6,28 +6,23 @@ pass. The parts are in `gguftools/quantizing`.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gguftools._version import __version__
 from gguftools.errors import GGUFError
-from gguftools.files import check_output, check_space
+from gguftools.files import check_output
 from gguftools.gguf.reader import TensorView
 from gguftools.imatrix_file import read_imatrix
 from gguftools.quantizing import importance as importances
 from gguftools.quantizing import record as records
-from gguftools.quantizing.partial import Partial
-from gguftools.quantizing.pipeline import Done, Job, Place, in_parallel, run
+from gguftools.quantizing.assemble import Progress, Written, assemble, silent
+from gguftools.quantizing.pipeline import Job, Place
 from gguftools.quantizing.prepare import (
     File,
     Recorded,
@@ -52,9 +47,6 @@ from quant.recipes import Recipe
 SLAB = 1 << 23  # weights that `convert_tensor` holds as float32 at a time
 NON_FINITE = ("error", "zero")
 
-#: A function that is told what begins and how many bytes there are, and gives one to call with bytes that are done.
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -64,7 +56,7 @@ class Settings:
     blocks to leave out; keep_split: one output per shard of the source; override_kv: `KEY=TYPE:VALUE`; on_nonfinite:
     "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
     file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
-    work at a time; pre: pre-tokenizer to name, for Hugging Face folders.
+    work at a time; pre, selftest: as `convert` takes them, for Hugging Face folders.
     """
 
     include_weights: tuple[str, ...] = ()
@@ -78,6 +70,7 @@ class Settings:
     reuse: Path | None = None
     max_buffer: int | None = None
     pre: str | None = None
+    selftest: bool = False
 
 
 def quantize(
@@ -224,12 +217,12 @@ def _make(
     dry_run: bool,
     settings: Settings | None,
 ) -> list[Quantized]:
-    settings, options, progress = settings or Settings(), options or PlanOptions(), progress or _silent
+    settings, options, progress = settings or Settings(), options or PlanOptions(), progress or silent
     recipes = [_recipe(wish.preset) for wish in wishes]
     if settings.on_nonfinite not in NON_FINITE:
         raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(source, settings.pre))
+        model = stack.enter_context(open_model(source, settings.pre, settings.selftest))
         model = prune(override(model, settings.override_kv), settings.prune_layers)
         importance = _importance(imatrix, model, settings)
         planned = [
@@ -248,11 +241,6 @@ def _make(
         fingerprints = _Fingerprints(model, importance, scanned) if hashed else None
         plans = [_Made(output, _reused(output, old, fingerprints)) for output in planned]
         return _write(model, plans, importance, inputs, fingerprints, threads, progress, settings)
-
-
-@contextlib.contextmanager
-def _silent(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda n: None
 
 
 def _importance(imatrix: str | os.PathLike | None, model: Model, settings: Settings) -> importances.Importance | None:
@@ -432,35 +420,32 @@ def _write(
     settings: Settings,
 ) -> list[Quantized]:
     files = _files([m.output for m in made])
-    about = _digest(inputs, settings)
-    partials = [Partial(file.path, inputs, file.size, _digest_of(file, about)) for file in files]
-    for path, size in _room(partials).items():
-        check_space(path, size)
-    with ExitStack() as stack:
-        for partial in partials:
-            stack.enter_context(partial)
-        jobs = _jobs(model, made, importance)
-        with progress("quantizing", sum(job.source.n_bytes for job in jobs)) as advance:
-            done = run(jobs, partials, threads, settings.max_buffer, advance)
-        results, number = [], 0
-        ends = []
-        with progress("verifying", sum(file.size for file in files)) as advance:
-            for m in made:
-                for file in m.output.files:
-                    ends.append(_verified(m.output, file, partials[number], fingerprints, settings, threads, advance))
-                    number += 1
-        for partial, (file, _) in zip(partials, ends):
-            partial.finish(file.header)
-    number = 0
+    recorded: dict[Path, Recorded] = {}
+
+    def header(file: File, digests: Mapping[str, str]) -> bytes:
+        """What the finished file begins with: its record is known now."""
+        if fingerprints is None or not (settings.record or settings.sidecar):
+            return file.header
+        found = Recorded(
+            tuple(fingerprints.source(c.name) for c in file.choices),
+            tuple(fingerprints.importance(c) for c in file.choices),
+            tuple(digests[c.name] for c in file.choices),
+        )
+        recorded[file.path] = found
+        return _with_record(file, found) if settings.record else file.header
+
+    about = (settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers)
+    written = assemble(
+        files, _jobs(model, made, importance), inputs, about, header, threads, settings.max_buffer, progress,
+        hashed=settings.record or settings.sidecar,
+    )  # fmt: skip
+    results, number = [], 0
     for m in made:
         own = range(number, number + len(m.output.files))
         number = own.stop
-        if settings.sidecar:
-            for i in own:
-                file, recorded = ends[i]
-                assert recorded is not None
-                records.write_sidecar(file.path, m.output.recipe, file.choices, recorded)
-        results.append(_result(m, own, done, partials, model))
+        for file in m.output.files if settings.sidecar else ():
+            records.write_sidecar(file.path, m.output.recipe, file.choices, recorded[file.path])
+        results.append(_result(m, own, written, model))
     return results
 
 
@@ -490,76 +475,15 @@ def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importanc
     ]
 
 
-def _digest(inputs: Sequence[Path], settings: Settings) -> list[Any]:
-    """What decides the outputs' bytes beyond their headers."""
-    stats = [(os.path.realpath(path), path.stat()) for path in inputs]
-    files = [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
-    chosen = (settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers)
-    return [__version__, files, chosen]
-
-
-def _digest_of(file: File, about: list[Any]) -> str:
-    header = hashlib.sha256(file.header).hexdigest()
-    return hashlib.sha256(json.dumps([header, file.size, about], default=str).encode()).hexdigest()
-
-
-def _room(partials: Sequence[Partial]) -> dict[Path, int]:
-    """Bytes that are needed, by folder (of which one output stands for all)."""
-    needed: dict[Path, tuple[Path, int]] = {}
-    for partial in partials:
-        first, size = needed.get(partial.target.parent, (partial.path, 0))
-        needed[partial.target.parent] = first, size + partial.missing
-    return dict(needed.values())
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def _verified(
-    output: _Output,
-    file: File,
-    partial: Partial,
-    fingerprints: _Fingerprints | None,
-    settings: Settings,
-    threads: int | None,
-    advance: Callable[[int], None],
-) -> tuple[File, Recorded | None]:
-    """The file, read again from the disk: every byte as it was written, every block sound. With what is recorded, the
-    header of the finished file, too. Raises GGUFError for the first tensor that is not so."""
-    data = partial.settle()
-    wanted = settings.record or settings.sidecar
-
-    def work(choice: Choice) -> tuple[Choice, str]:
-        return choice, _verify_tensor(file, choice, partial, data, wanted)
-
-    digests = {}
-    for choice, found in in_parallel(iter(file.choices), work, threads or os.cpu_count() or 1):
-        digests[choice.name] = found
-        advance(choice.n_bytes)
-    if not wanted:
-        return file, None
-    assert fingerprints is not None
-    recorded = Recorded(
-        tuple(fingerprints.source(c.name) for c in file.choices),
-        tuple(fingerprints.importance(c) for c in file.choices),
-        tuple(digests[c.name] for c in file.choices),
-    )
-    if not settings.record:
-        return file, recorded
-    with_record = _with_fields(file, recorded)
-    assert len(with_record.header) == len(file.header), "the record's size was known"
-    return with_record, recorded
-
-
-def _with_fields(file: File, recorded: Recorded) -> File:
-    """The file with its record filled in: blank digests give way to the real ones."""
+def _with_record(file: File, recorded: Recorded) -> bytes:
+    """The file's header with blank digests replaced by the real ones."""
     header = file.header
     blank = Recorded(*(records.blank(len(file.choices)) for _ in Recorded.FIELDS))
     for old, new in zip(blank.fields(), recorded.fields()):
-        before, after = _encoded(old), _encoded(new)
-        assert header.count(before) == 1
-        header = header.replace(before, after)
-    return replace(file, header=header)
+        assert header.count(_encoded(old)) == 1
+        header = header.replace(_encoded(old), _encoded(new))
+    assert len(header) == len(file.header), "the record's size was known"
+    return header
 
 
 def _encoded(field: Any) -> bytes:
@@ -567,32 +491,8 @@ def _encoded(field: Any) -> bytes:
     return len(key).to_bytes(8, "little") + key + int(field.type).to_bytes(4, "little") + bytes(field.raw)
 
 
-def _verify_tensor(file: File, choice: Choice, partial: Partial, data: np.ndarray, hashed: bool) -> str:
-    """SHA-256 of a tensor's data on the disk, "" if it was not asked for."""
-    from quant.validate import first_bad_block
-
-    start = file.offsets[choice.name]
-    state, at = hashlib.sha256(), start
-    for offset, length, crc in partial.pieces(start, start + choice.n_bytes):
-        piece = data[offset : offset + length]
-        if offset != at or zlib.crc32(piece.data) != crc:
-            raise GGUFError(
-                f"{file.path}: tensor '{choice.name}' reads differently from what was written; check the disk"
-            )
-        at += length
-        if choice.target.module is not None and first_bad_block(piece.view(choice.target.block), choice.target) >= 0:
-            raise GGUFError(
-                f"{file.path}: tensor '{choice.name}' holds a block that is not finite; this is a bug of ours"
-            )
-        if hashed:
-            state.update(piece.data)
-    if at != start + choice.n_bytes:
-        raise GGUFError(f"{file.path}: tensor '{choice.name}' is not whole; check the disk")
-    return state.hexdigest() if hashed else ""
-
-
-def _result(made: _Made, own: range, done: Done, partials: Sequence[Partial], model: Model) -> Quantized:
-    errors = {name: sums.relative for (number, name), sums in done.errors.items() if number in own}
+def _result(made: _Made, own: range, written: Written, model: Model) -> Quantized:
+    errors = {name: sums.relative for (number, name), sums in written.errors.items() if number in own}
     zeroed = {}
     for name, tensor in model.tensors.items():
         if tensor.zero:
@@ -600,7 +500,7 @@ def _result(made: _Made, own: range, done: Done, partials: Sequence[Partial], mo
     return replace(
         made.output.result,
         reused=tuple(made.reused),
-        resumed=sum(partials[i].resumed for i in own),
+        resumed=sum(written.resumed[i] for i in own),
         errors=errors,
         zeroed=zeroed,
     )

@@ -21,6 +21,7 @@ meant: patterns keep their case, work with every TYPE and must match something; 
 exchanged; alignment is kept; per-layer keys follow --prune-layers; --keep-split does not change types. A run that was
 stopped goes on where it was when the same command is given again."""
 
+
 def quantize(
     arguments: Annotated[
         list[str], typer.Argument(metavar="IN [OUT] TYPE [THREADS]", help="See above.", show_default=False)
@@ -30,10 +31,14 @@ def quantize(
         typer.Option(metavar="FILE", help="Importance matrix (see `gguftools imatrix`).", show_default=False),
     ] = None,
     include_weights: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Use only importance of weights with this in the name; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Use only importance of weights with this in the name; repeatable.", show_default=False
+        ),
     ] = None,
     exclude_weights: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Leave out weights with this in the name; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave out weights with this in the name; repeatable.", show_default=False),
     ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="One type for all tensors, no mixture.")] = False,
     leave_output_tensor: Annotated[
@@ -46,7 +51,12 @@ def quantize(
         str | None, typer.Option(metavar="TYPE", help="Type of the embeddings.", show_default=False)
     ] = None,
     tensor_type: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN=TYPE", help="Type of tensors whose name matches this regular expression; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=TYPE",
+            help="Type of tensors whose name matches this regular expression; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     tensor_type_file: Annotated[
         Path | None,
@@ -76,7 +86,10 @@ def quantize(
     ] = None,
     keep_split: Annotated[bool, typer.Option("--keep-split", help="One output per shard of the input.")] = False,
     override_kv: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=TYPE:VALUE", help="Set a key; TYPE: int, float, bool, str; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=TYPE:VALUE", help="Set a key; TYPE: int, float, bool, str; repeatable.", show_default=False
+        ),
     ] = None,
     on_nonfinite: Annotated[
         str, typer.Option(metavar="HOW", help="error, or zero: take 0 for NaN and infinities in the weights.")

@@ -152,15 +152,16 @@ class Model:
 
 
 @contextmanager
-def open_model(path: str | os.PathLike, pre: str | None = None) -> Iterator[Model]:
-    """The model at `path`, a GGUF file, any shard of a set, or a Hugging Face folder; pre: as `convert` takes it.
+def open_model(path: str | os.PathLike, pre: str | None = None, selftest: bool = False) -> Iterator[Model]:
+    """The model at `path`, a GGUF file, any shard of a set, or a Hugging Face folder; pre, selftest: as `convert`
+    takes them.
 
     Raises GGUFError and EngineError for what cannot be read or is no model. Errors of the block name the path.
     """
     path = Path(path)
     if path.is_dir():
         with naming(path):
-            yield _folder(path, pre)
+            yield _folder(path, pre, selftest)
         return
     from gguftools.toolbox.shards import open_set
 
@@ -186,13 +187,13 @@ def of_view(view: TensorView) -> SourceTensor:
     return SourceTensor(view.name, view.name, view.name, view.shape, view.format, fetch)
 
 
-def _folder(path: Path, pre: str | None) -> Model:
+def _folder(path: Path, pre: str | None, selftest: bool) -> Model:
     from gguftools.conversion.names import file_name
     from gguftools.conversion.run import plan
     from gguftools.gguf import keys
     from gguftools.gguf.values import encode
 
-    conversion = plan(path, None, "auto", pre)
+    conversion = plan(path, None, "auto", pre, selftest)
     fields = {key: encode(key, value, keys.type_of(key)) for key, value in conversion.keys}
     tensors = {item.name: of_item(item) for item in conversion.items}
     return Model(
