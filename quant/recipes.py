@@ -319,7 +319,11 @@ def read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe
     kinds = {key: _read_type(found[key], f"{where}: {key}") for key in ("embeddings", "output") if key in found}
     rules = around(rules, kinds.get("embeddings"), kinds.get("output"))
     if extends:
-        parent = known(_read(found, "extends", str, where, ""))
+        asked = _read(found, "extends", str, where, "")
+        try:
+            parent = known(asked)
+        except QuantError as error:
+            raise QuantError(f"{where}: extends: {error}") from None
         recipe = replace(
             parent,
             name=name or parent.name,
@@ -342,7 +346,7 @@ def read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe
 
 def _read(found: Mapping[str, Any], key: str, kind: type, where: str, default: Any) -> Any:
     value: Any = found.get(key, default)
-    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 32):
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 32):
         raise QuantError(f"{where}: {key} is {value!r}, expected {_KINDS[kind]}")
     return value
 

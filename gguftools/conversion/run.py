@@ -168,7 +168,8 @@ def _quantized(
     try:
         preset = get_preset(outtype)
     except QuantError as error:
-        raise GGUFError(f"unknown outtype: there are {', '.join(OUTTYPES)}, auto and presets; {error}") from None
+        kinds = f"{', '.join(OUTTYPES)}, auto and presets such as Q4_K_M"
+        raise GGUFError(f"unknown outtype '{outtype}'; there are {kinds} ({error})") from None
     conversion = plan(source, None, "auto", pre, selftest)
     names = file_name(conversion.model_name, preset.name)
     path = _output_path(Path(source), None if output is None else Path(output), names, preset.name)

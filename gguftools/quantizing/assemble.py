@@ -73,7 +73,7 @@ def assemble(
             stack.enter_context(partial)
         with progress(verb, sum(job.source.n_bytes for job in jobs)) as advance:
             done = run(jobs, partials, threads, buffer, advance)
-        with progress("verifying", sum(file.size for file in files)) as advance:
+        with progress("verifying", sum(c.n_bytes for file in files for c in file.choices)) as advance:
             digests = [_verify(file, partial, hashed, threads, advance) for file, partial in zip(files, partials)]
         for file, partial, found in zip(files, partials, digests):
             partial.finish(header(file, found))
