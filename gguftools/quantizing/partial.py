@@ -24,6 +24,11 @@ import numpy as np
 from gguftools.errors import GGUFError
 from gguftools.files import check_output, map_file
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 
 _VERSION = 1
@@ -71,6 +76,10 @@ class Partial:
         try:
             self._notes = _open(self.journal)
             _lock(self._notes, self.path)
+        except BaseException as error:  # the files may be another process's: they stay
+            self._close()
+            raise self._refusal(error) from None
+        try:
             self._file = _open(self.partial)
             self._earlier = self._read_journal()
             if not self._earlier:
@@ -79,14 +88,18 @@ class Partial:
                 self._notes.seek(0)
                 self._notes.write(self._first.encode() + b"\n")
                 self._file.truncate(self.size)
-        except OSError as error:
+        except BaseException as error:
             self._close()
-            self._remove()
-            raise GGUFError(f"{self.path}: cannot be written: {_reason(error)}") from None
-        except BaseException:
-            self._close()
-            raise
+            if not self._earlier:
+                self._remove()
+            raise self._refusal(error) from None
         return self
+
+    def _refusal(self, error: BaseException) -> BaseException:
+        """What the system says, in a line; other exceptions as they are."""
+        if isinstance(error, OSError):
+            return GGUFError(f"{self.path}: cannot be written: {_reason(error)}")
+        return error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         worth = not self._finished and bool(self._done or self._earlier)
@@ -97,7 +110,7 @@ class Partial:
         else:
             self._remove()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise GGUFError(f"{self.path}: cannot be written: {_reason(error)}") from None
+            raise self._refusal(error) from None
 
     # --- pieces ---
 
@@ -200,9 +213,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _lock(file: IO[bytes], path: Path) -> None:
     """Raises GGUFError if another process has the file; does nothing where files cannot be locked."""
-    try:
-        import fcntl
-    except ImportError:
+    if fcntl is None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
