@@ -76,4 +76,4 @@ def test_threads_that_make_kernels_at_once():
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(make, range(400)))
     assert len(found) == 1
-    assert config.CACHE_DIR == before
+    assert before == config.CACHE_DIR
