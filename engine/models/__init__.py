@@ -3,10 +3,11 @@
 from engine.errors import EngineError
 from engine.models.arch import Arch
 from engine.models.llama import LLAMA
+from engine.models.mamba import MAMBA
 from engine.models.qwen3 import QWEN3
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA, QWEN3)}
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA, MAMBA, QWEN3)}
 
 
 def get_arch(name: object) -> Arch:
