@@ -2,12 +2,14 @@
 
 from engine.errors import EngineError
 from engine.models.arch import Arch
+from engine.models.granitehybrid import GRANITEHYBRID
 from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
+from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from engine.models.qwen3 import QWEN3
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA, MAMBA, QWEN3)}
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in (GRANITEHYBRID, LLAMA, MAMBA, NEMOTRON_H, NEMOTRON_H_MOE, QWEN3)}
 
 
 def get_arch(name: object) -> Arch:
@@ -22,7 +24,7 @@ def arch_of_config(config: dict) -> Arch:
     names = config.get("architectures")
     names = names if isinstance(names, list) else []
     for arch in ARCHS.values():
-        if any(name in arch.hf_names for name in names):
+        if any(name in arch.hf_names for name in names) and arch.fits(config):
             return arch
     known = ", ".join(name for arch in ARCHS.values() for name in arch.hf_names)
     raise EngineError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from engine.models.arch import Hparams, TensorRow, at
 from engine.models.steps import Step, Take, interleaved
 
@@ -144,3 +146,13 @@ def expert_rows(
             layers=layers,
         ),
     )
+
+
+def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hparams], int] = lambda h: 1) -> Take:
+    """The first (0) or second (1) `size` rows of every one of `count` matrices: gate or up of those that have both."""
+
+    def found(h: Hparams, i: int) -> np.ndarray:
+        n = size(h, i)
+        return (2 * n * np.arange(count(h))[:, None] + which * n + np.arange(n)).reshape(-1)
+
+    return Take(found)

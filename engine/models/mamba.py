@@ -31,9 +31,7 @@ NORM_EPS = replace(_ROWS["norm_eps"], config=("layer_norm_epsilon", "rms_norm_ep
 HPARAMS = (
     *ENDLESS,
     D_CONV,
-    Hparam(
-        "d_inner", "{arch}.ssm.inner_size", ("intermediate_size", "d_inner"), lambda h: 2 * h.n_embd, always=True
-    ),
+    Hparam("d_inner", "{arch}.ssm.inner_size", ("intermediate_size", "d_inner"), lambda h: 2 * h.n_embd, always=True),
     Hparam("d_state", "{arch}.ssm.state_size", D_STATE_KEYS, 16, always=True),
     Hparam(
         "dt_rank", "{arch}.ssm.time_step_rank", ("time_step_rank", "dt_rank"), lambda h: -(-h.n_embd // 16), always=True

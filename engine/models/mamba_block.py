@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine import ops
+from engine.errors import EngineError
 from engine.models.arch import Hparam, Hparams, TensorRow
 from engine.models.blocks import heads, linear, part, rms_norm
 from engine.models.build import Build
@@ -84,6 +85,11 @@ def mamba1_rows(source: str) -> tuple[TensorRow, ...]:
 # --- Mamba 2 ----------------------------------------------------------------------------------------------------------
 
 
+def no_limits(key: str = "time_step_limit") -> tuple[str, tuple, str]:
+    """A row for `Arch.refused`."""
+    return key, NO_LIMITS, "limits of the time step"
+
+
 def _d_inner(config: Mapping[str, Any], h: Hparams) -> int:
     """The width inside, as configs have it, or heads times their size, or a multiple of the model's width."""
     found = config.get("mamba_d_ssm")
@@ -110,7 +116,9 @@ MAMBA2_HPARAMS = (
 def check_mamba2(h: Hparams) -> None:
     """What the block takes for granted. Raises EngineError."""
     for small, large in (("n_ssm_head", "d_inner"), ("n_group", "n_ssm_head")):
-        check_divides(h, small, large)
+        n, n_all = getattr(h, small), getattr(h, large)
+        if n < 1 or n_all % n:
+            raise EngineError(f"'{small}' is {n}, expected a divisor of '{large}', {n_all}: the file is damaged")
 
 
 def mamba2(b: Build, i: int, x: Tensor) -> Tensor:

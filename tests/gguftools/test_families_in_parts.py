@@ -1,4 +1,4 @@
-"""Every model family over sequences that come in parts, with states and keys carried over, gives what it gives at once."""
+"""Every model family over sequences that come in parts, states and keys carried over, gives what it gives at once."""
 
 import numpy as np
 
