@@ -7,9 +7,23 @@ from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
 from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from engine.models.qwen3 import QWEN3
+from engine.models.qwen3next import QWEN3NEXT
+from engine.models.qwen35 import QWEN35, QWEN35MOE
+
+_ALL = (
+    GRANITEHYBRID,
+    LLAMA,
+    MAMBA,
+    NEMOTRON_H,
+    NEMOTRON_H_MOE,
+    QWEN3,
+    QWEN3NEXT,
+    QWEN35,
+    QWEN35MOE,
+)
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (GRANITEHYBRID, LLAMA, MAMBA, NEMOTRON_H, NEMOTRON_H_MOE, QWEN3)}
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in _ALL}
 
 
 def get_arch(name: object) -> Arch:

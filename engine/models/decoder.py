@@ -156,3 +156,12 @@ def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hp
         return (2 * n * np.arange(count(h))[:, None] + which * n + np.arange(n)).reshape(-1)
 
     return Take(found)
+
+
+def or_nested(rows: tuple[TensorRow, ...], outer: str = "model.language_model.") -> tuple[TensorRow, ...]:
+    """The rows, also with the names that they have where the text model is a part of a larger one."""
+
+    def spellings(row: TensorRow) -> tuple[str, ...]:
+        return (*row.sources, *(outer + s.removeprefix("model.") for s in row.sources if s.startswith("model.")))
+
+    return tuple(replace(row, source=spellings(row)) for row in rows)
