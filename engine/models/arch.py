@@ -127,7 +127,8 @@ class Arch:
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
-    check: further conditions on the parameters, which it raises EngineError for.
+    check: further conditions on the parameters, which it raises EngineError for;
+    fits: whether a config with one of the class names is of this family, where several have the same class.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Arch:
     causal: bool = True
     attends: bool = True
     check: Callable[[Hparams], None] | None = None
+    fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
 
     @property
     def rows(self) -> tuple[Hparam, ...]:
