@@ -24,7 +24,7 @@ def _base(config: Mapping[str, Any], h: Hparams) -> float | None:
 
 
 _BASE = Hparam("rope_base", "{arch}.rope.freq_base", _base, _DEFAULT_BASE, "float32")
-_PARALLEL = Hparam("parallel", "{arch}.use_parallel_residual", ("use_parallel_residual",), True, "bool", always=True)
+_PARALLEL = Hparam("parallel", "{arch}.use_parallel_residual", ("use_parallel_residual",), False, "bool", always=True)
 _HEADS = LAYER + "self_attn."
 
 TENSORS = (
