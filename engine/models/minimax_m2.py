@@ -73,6 +73,10 @@ MINIMAX_M2 = Arch(
     refused=(
         ("hidden_act", ("silu",), "another activation"),
         ("scoring_func", ("sigmoid",), "another choice of experts"),
+        ("use_routing_bias", (True,), "experts chosen without a bias"),
+        ("shared_intermediate_size", (0,), "a shared expert"),
+        ("use_qk_norm", (True,), "queries and keys without a norm"),
+        ("qk_norm_type", ("per_layer",), "another norm of queries and keys"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),

@@ -69,6 +69,7 @@ SMOLLM3 = replace(
     layer=layer,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
+        ("no_rope_layer_interval", (PERIOD,), "other layers without positions"),
         ("use_sliding_window", (False,), "a sliding window"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
     ),

@@ -4,6 +4,7 @@ norm, and a layer norm of every head's queries and keys, each head with weights 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine import ops
@@ -24,6 +25,7 @@ def _base(config: Mapping[str, Any], h: Hparams) -> float | None:
 
 
 _BASE = Hparam("rope_base", "{arch}.rope.freq_base", _base, _DEFAULT_BASE, "float32")
+_EPS = replace(LAYER_NORM_EPS, config=("layer_norm_eps", "norm_eps"))
 _PARALLEL = Hparam("parallel", "{arch}.use_parallel_residual", ("use_parallel_residual",), False, "bool", always=True)
 _HEADS = LAYER + "self_attn."
 
@@ -77,7 +79,7 @@ def finish(b: Build, x: Tensor) -> Tensor:
 STABLELM = Arch(
     name="stablelm",
     hf_names=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
-    hparams=rows(rope_base=_BASE, norm_eps=LAYER_NORM_EPS),
+    hparams=rows(rope_base=_BASE, norm_eps=_EPS),
     extra_hparams=(partial_rotary(0.25), _PARALLEL, silent(N_VOCAB)),
     tensors=TENSORS,
     embed=embed_tokens,

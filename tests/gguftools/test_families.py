@@ -227,6 +227,24 @@ def test_old_spelling_of_the_config(checkpoint, converted, tmp_path):
     np.testing.assert_array_equal(ours.logits(ids), theirs.logits(ids))
 
 
+#: folder -> (what older configs of the model say otherwise: new key, old key and its value)
+FIRST = {
+    "stablelm": {"layer_norm_eps": ("norm_eps", 1e-5), "rope_parameters": ("rope_pct", 0.25)},
+    "minimax-m2": {"rope_parameters": ("rope_theta", 5000000)},
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_config_of_the_first_release(name, shared, converted, tmp_path):
+    checkpoint = folders(shared)[name]
+    config = config_of(checkpoint)
+    for new, (old, value) in FIRST[name].items():
+        del config[new]
+        config[old] = value
+    gguftools.convert(variant(checkpoint, tmp_path / name, config), tmp_path / "old.gguf", "f32")
+    assert (tmp_path / "old.gguf").read_bytes() == converted(checkpoint).read_bytes()
+
+
 def test_config_of_the_first_llama(converted, tmp_path):
     """The class name with other capitals, no number of key heads, and another name for the context."""
     checkpoint = _HERE / "llama1"
@@ -307,6 +325,8 @@ HOSTILE = {
     "limits of queries": ("olmoe", {"clip_qkv": 8.0}, ("'clip_qkv' is 8.0",)),
     "other layers without positions": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}, ("'no_rope_layers'",)),
     "an odd part of the head": ("stablelm", {"rope_parameters": {"partial_rotary_factor": 0.2}}, ("is 3", "even")),
+    "another interval": ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2}, ("_interval' is 2",)),
+    "a norm of each head": ("minimax-m2", {"qk_norm_type": "per_head"}, ("'qk_norm_type' is 'per_head'",)),
     "another score": ("minimax-m2", {"scoring_func": "softmax"}, ("'scoring_func' is 'softmax'",)),
 }
 
