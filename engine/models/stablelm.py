@@ -11,7 +11,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, layer_norm, linear, output_head, qkv
 from engine.models.build import Build
-from engine.models.common import LAYER_NORM_EPS, N_VOCAB, SCALED_ROPE, partial_rotary, rope_of, rows, silent
+from engine.models.common import LAYER_NORM_EPS, N_VOCAB, PLAIN_YARN, SCALED_ROPE, partial_rotary, rope_of, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
@@ -89,6 +89,7 @@ STABLELM = Arch(
     refused=(
         ("hidden_act", ("silu",), "another activation"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
 )

@@ -311,6 +311,11 @@ def test_a_tensor_without_a_place(checkpoint, tmp_path):
 #: name -> (folder, changes of the config, words of the error)
 HOSTILE = {
     "linear without its factor": ("llama", {"rope_parameters": {"rope_type": "linear"}}, ("factor", "missing")),
+    "yarn with multipliers": (
+        "llama",
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}, "rope_parameters": None},
+        ("mscale' is 0.7", "'llama' here has none such"),
+    ),
     "yarn in layers with a window": (
         "olmo3",
         {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}, "full_attention": {}}},
