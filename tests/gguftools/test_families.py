@@ -13,6 +13,7 @@ import pytest
 import gguftools
 from engine.errors import EngineError
 from engine.models import ARCHS
+from engine.session import Session
 from gguftools.errors import GGUFError
 from gguftools.gguf.reader import GGUF
 
@@ -348,3 +349,11 @@ def test_settings_that_cannot_be(case, shared, tmp_path):
     name, changes, words = HOSTILE[case]
     checkpoint = folders(shared)[name]
     refused(variant(checkpoint, tmp_path / "m", config_of(checkpoint) | changes), tmp_path, *words)
+
+
+@pytest.mark.parametrize("value", ["x", b"", -1, 1.5, float("nan"), ["a"] * 4, [True]])
+def test_damaged_pattern_of_windows(value, shared, converted):
+    with GGUF(converted(folders(shared)["olmo3"])) as f:
+        damaged = dict(f.metadata) | {"olmo2.attention.sliding_window_pattern": value}
+        with pytest.raises(EngineError, match=r"sliding_window_pattern' (is|has) "):
+            Session(damaged, f.tensors, "cpu", 1)
