@@ -122,7 +122,7 @@ def test_windows_are_independent(checkpoint, converted):
 
 #: preset -> greatest median and mean of the Kullback-Leibler divergence from float32. The mean leaves room for tokens
 #: that go to another expert, because the router's choice was close.
-PRESETS = {"Q8_0": (0.01, 0.05), "Q4_K_M": (0.2, 0.3)}
+PRESETS = {"Q8_0": (0.01, 0.05), "Q4_K_M": (0.5, 0.6)}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
