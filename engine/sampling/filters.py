@@ -9,8 +9,8 @@ import numpy as np
 
 from engine.sampling.candidates import Candidates, largest
 
-#: top-p looks at this many of the likeliest before it sorts them all; they hold enough almost always
-_FIRST_LOOK = 256
+#: top-p looks at so many of the likeliest before it sorts them all; the first hold enough almost always
+_LOOKS = (256, 8192)
 
 
 def top_k(c: Candidates, k: int) -> None:
@@ -24,7 +24,7 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> None:
     if p >= 1 or not len(c):
         return
     c.softmax()
-    for k in (_FIRST_LOOK, len(c)):
+    for k in (*_LOOKS, len(c)):
         order = np.arange(len(c)) if c.sorted else largest(c.logits, k)
         reached = np.flatnonzero(np.cumsum(c.p[order], dtype=np.float32) >= np.float32(p))  # type: ignore[index]
         if len(reached) or len(order) == len(c):
@@ -83,7 +83,7 @@ def temperature(c: Candidates, t: float) -> None:
         c.logits = c.logits / np.float32(t)
         c.p = None
     elif len(c):
-        c.take(np.argmax(c.logits)[None])
+        c.take(np.array([np.argmax(c.logits)]))
         c.sorted = True
 
 

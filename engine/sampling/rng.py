@@ -7,6 +7,7 @@ So a seed means the same stream here as there: `std::mt19937`, `std::uniform_rea
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class Stream:
         """Begin again; with the random seed, another stream."""
         self.used = secrets.randbits(32) if self.seed == RANDOM_SEED else self.seed & 0xFFFFFFFF
         # RandomState seeds by Knuth's recurrence, as std::mt19937 does; a bare MT19937 hashes its seed
-        self._bits.state = np.random.RandomState(self.used).get_state(legacy=False)
+        state: Any = np.random.RandomState(self.used).get_state(legacy=False)
+        self._bits.state = state
 
     def clone(self) -> Stream:
         """A stream that goes on with the same numbers."""

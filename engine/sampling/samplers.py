@@ -41,7 +41,9 @@ class Filter:
 
     @property
     def name(self) -> str:
-        return " ".join([self.kind, *(f"{key}={_short(value)}" for key, value in self.values.items() if value)])
+        return " ".join(
+            [self.kind, *(f"{key}={_short(value)}" for key, value in self.values.items() if key != "min_keep" or value)]
+        )
 
     def apply(self, c: Candidates) -> None:
         self.function(c, **self.values)
