@@ -324,7 +324,7 @@ class _Parser:
         return low, high
 
     def _repeated(self, what: list[Symbol], low: int, high: int | None, rule: int) -> list[Symbol]:
-        """what{low,high}: `low` times as it is, then a rule for each that may follow: R1 ::= what | ; R2 ::= what R1 |"""
+        """what{low,high}: `low` times as it is, then a rule for each more: R1 ::= what | ; R2 ::= what R1 | ; ..."""
         self._count(len(what) * low)
         out = what * low
         tail: list[Symbol] = []

@@ -56,6 +56,10 @@ class Stream:
         """An index with probability p / sum(p). A single choice draws nothing."""
         if len(p) < 2:
             return 0
+        return self.draw(p)
+
+    def draw(self, p: np.ndarray) -> int:
+        """An index with probability p / sum(p); draws one float64."""
         cumulative = np.cumsum(p, dtype=np.float64)
-        u = self.uniform() * cumulative[-1]
-        return min(int(np.searchsorted(cumulative, u)), len(p) - 1)
+        i = int(np.searchsorted(cumulative, self.uniform() * cumulative[-1]))
+        return i if p[i] > 0 else int(np.flatnonzero(p)[0])  # a draw of 0 is before all, also what cannot come

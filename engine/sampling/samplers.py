@@ -171,12 +171,7 @@ class Dist:
         self.name = "dist"
 
     def apply(self, c: Candidates) -> None:
-        p = c.softmax()
-        cumulative = np.cumsum(p, dtype=np.float64)
-        u = self.stream.uniform() * cumulative[-1]
-        c.selected = min(int(np.searchsorted(cumulative, u)), len(c) - 1)
-        if p[c.selected] == 0:  # u was 0 and the first tokens are excluded
-            c.selected = int(np.flatnonzero(p)[0])
+        c.selected = self.stream.draw(c.softmax())
 
     def accept(self, token: int) -> None:
         pass

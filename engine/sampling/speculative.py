@@ -52,13 +52,13 @@ def verify_by_matching(
     decoding with this chain gives, random numbers included. Ends behind a token of `eog`.
     """
     out: list[int] = []
-    for i in range(len(draft) + 1):
+    for i, token in enumerate(draft):
         out.append(sample(i))
-        if i == len(draft) or out[i] != draft[i]:
+        if out[i] != token:
             return i, out
-        if out[i] in eog:
+        if token in eog:
             return i + 1, out
-    raise AssertionError("a row is chosen from behind the last drafted token")
+    return len(draft), [*out, sample(len(draft))]
 
 
 def one_hot(draft: Sequence[int], n_vocab: int) -> np.ndarray:
