@@ -25,6 +25,7 @@ MAX_STACKS, MAX_CELLS, MAX_STATES, MANY_STATES, MAX_MASKS = 20_000, 4_000_000, 1
 _UNKNOWN, _DEAD = -1, 0
 _DONE = 0  # the empty stack: the text may end here
 _END = -1  # no item follows
+_INSIDE = -2  # and below: within a character
 
 State = tuple[int, ...]  # numbers of stacks, sorted
 
@@ -45,7 +46,7 @@ class Grammar:
         self._items_of(rules.alternatives)
         self._nodes: list[Node] = []
         self._node_ids: dict[int, int] = {}
-        # stacks: a top (an item, or ~node within a character) and the stack below; 0 is the empty one
+        # stacks: a top (an item, or _INSIDE - node within a character) and the stack below; 0 is the empty one
         self._top: list[int] = [_END]
         self._below: list[int] = [_DONE]
         self._cells: dict[tuple[int, int], int] = {}
@@ -110,13 +111,13 @@ class Grammar:
             if to is True:
                 cells.add(self._after(cell))
             elif isinstance(to, tuple):
-                cells.add(self._cell(~self._number(to), self._after(cell)))
+                cells.add(self._cell(_INSIDE - self._number(to), self._after(cell)))
         return self._closed(cells) if cells else ()
 
     def _node(self, cell: int) -> Node:
         top = self._top[cell]
         if top < 0:
-            return self._nodes[~top]
+            return self._nodes[_INSIDE - top]
         item = self._items[top]
         return automaton(item.ranges) if isinstance(item, Chars) else _NO_BYTES
 

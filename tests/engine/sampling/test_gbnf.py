@@ -1,5 +1,7 @@
 """GBNF: what is accepted, by tables of texts; what is refused, with its place."""
 
+import re
+
 import pytest
 
 from engine.errors import EngineError
@@ -66,14 +68,14 @@ REFUSED = [
     ('root ::= "a"{1,2', 1, 17, "expected } behind the numbers"),
     ('root ::= "a"{3,2}', 1, 13, "the smaller number first"),
     ('root ::= "a"{99999}', 1, 13, "at most 10,000 times"),
-    (r'root ::= "\q"', 1, 12, r"unknown escape \\q"),
-    (r'root ::= "\x4"', 1, 12, r"expected 2 hexadecimal digits behind \\x"),
+    (r'root ::= "\q"', 1, 12, r"unknown escape \q"),
+    (r'root ::= "\x4"', 1, 12, r"expected 2 hexadecimal digits behind \x"),
     (r'root ::= "\U00110000"', 1, 12, "beyond Unicode"),
     ("root ::= [z-a]", 1, 14, "the range runs backwards"),
     ('root ::= "a"\nroot ::= "b"', 2, 1, "the rule 'root' is there already"),
     ("root ::= <think>", 1, 10, "<think> needs a vocabulary"),
     ("root ::= <[x]>", 1, 12, "expected the id of a token"),
-    ("root ::= <[1>", 1, 12, "expected \\]> behind the id"),
+    ("root ::= <[1>", 1, 13, "expected ]> behind the id"),
     ("root ::= <[9999999999]>", 1, 10, "9999999999 is no id"),
     ("root ::= !a", 1, 11, "expected < behind !"),
     ("_x ::= a", 1, 1, "expected the name of a rule"),
@@ -87,7 +89,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "line", "column", "message"), REFUSED, ids=[row[3][:40] for row in REFUSED])
 def test_refuses(text, line, column, message):
-    with pytest.raises(EngineError, match=message.replace("(", r"\(").replace("*", r"\*")) as error:
+    with pytest.raises(EngineError, match=re.escape(message)) as error:
         parse(text)
     assert len(str(error.value).splitlines()) == 1
     place = f"grammar, line {line}, column " + (f"{column}: " if column else "")
