@@ -174,7 +174,7 @@ def test_wide_schemas_are_written():
     names = ["x" * 150 + str(i) for i in range(150)]
     schema = {"properties": {n: {"type": "null"} for n in names}, "additionalProperties": {"type": "null"}}
     grammar = Grammar(json_schema_to_gbnf(schema))
-    assert grammar.matches(json.dumps({n: None for n in names[::3]}))
+    assert grammar.matches(json.dumps(dict.fromkeys(names[::3])))
     assert grammar.matches('{"xx":null}')
     assert not grammar.matches(json.dumps({names[1]: None, names[0]: None}))
 
@@ -251,7 +251,7 @@ PATTERNS = [
     (r"^(a|bc)*$", ["", "abca"], ["b"]),
     (r"^(?:ab){2,3}$", ["abab", "ababab"], ["ab", "abababab"]),
     (r"^a{2}b?c+d*?$", ["aac", "aabccd"], ["ac", "aab"]),
-    (r"^\d{3}-[A-Z_]\w\s$", ["123-Aé ", "000-_z\t"][1:] + ["000-_z "], ["12-Az ", "123-az "]),
+    (r"^\d{3}-[A-Z_]\w\s$", ["000-_z "], ["12-Az ", "123-az "]),
     (r'^["\\/\n]+$', ['"', "\\", "/\n"], ["a", ""]),
     (r"^[^\"a-c]$", ["d", "\\", "\n", "é", "\x01"], ['"', "a", "dd"]),
     (r"^\x41\u00e9\.\-\$$", ["Aé.-$"], ["Aéx-$"]),
@@ -284,10 +284,10 @@ def test_patterns(pattern, fits, fails):
         return
     grammar = Grammar(f"root ::= {pattern_to_gbnf(pattern)}")
     for text in fits:
-        assert re.search(pattern, text), text
+        assert re.search(pattern, text, re.ASCII), text
         assert grammar.matches(json.dumps(text, ensure_ascii=False)[1:-1]), text
     for text in fails:
-        assert not re.search(pattern.replace("\\w", "[a-zA-Z0-9_]"), text), text
+        assert not re.search(pattern, text, re.ASCII), text
         assert not grammar.matches(json.dumps(text, ensure_ascii=False)[1:-1]), text
 
 

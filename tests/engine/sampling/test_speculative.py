@@ -67,7 +67,7 @@ def test_a_text_of_a_markov_chain_is_unchanged():
 
 def test_residual():
     np.testing.assert_allclose(residual(P[0], Q[0]), [1, 0, 0, 0])
-    assert residual(P[0], P[0]) is P[0]
+    np.testing.assert_array_equal(residual(P[0], P[0]), P[0])
 
 
 def test_always_and_never_kept():
