@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,12 @@ def _temperature(p: Params, texts: TokenTexts | None) -> Sampler:
     return _filter("temp", filters.temperature, p.temp != 1, t=p.temp)
 
 
+def _infill(p: Params, texts: TokenTexts | None) -> Sampler:
+    if texts is None:
+        raise EngineError("the infill sampler needs the vocabulary")
+    return Filter("infill", partial(filters.infill, texts=texts))
+
+
 def _filter(kind: str, function: Callable[..., None], on: bool, **values: Any) -> Sampler:
     return Filter(kind, function, values) if on else nothing(kind)
 
@@ -106,6 +113,7 @@ TABLE = (
     Row("min_p", "m", lambda p, _: _filter("min-p", filters.min_p, p.min_p > 0, p=p.min_p, min_keep=p.min_keep)),
     Row("xtc", "x", _xtc),
     Row("temperature", "t", _temperature, aliases=("temp",)),
+    Row("infill", "i", _infill),
     Row(
         "adaptive_p",
         "a",

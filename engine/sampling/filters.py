@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.errors import EngineError
 from engine.sampling.candidates import Candidates, largest
+from engine.sampling.texts import TokenTexts
 
 #: top-p looks at so many of the likeliest before it sorts them all; the first hold enough almost always
 _LOOKS = (256, 8192)
+#: candidates that infill compares with one another, and the least probability that it keeps
+MAX_INFILL, INFILL_SHARE = 1024, 0.2
 
 
 def top_k(c: Candidates, k: int) -> None:
@@ -113,3 +117,44 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> None:
     top = int(np.count_nonzero(c.softmax() >= np.float32(threshold))) - 1
     if top > 0 and len(c) - top >= min_keep:
         c.take(slice(top, None))
+
+
+def infill(c: Candidates, texts: TokenTexts) -> None:
+    """For filling a gap: keep the tokens that surely go on, or end if none does (llama.cpp pull request 9896).
+
+    If the tokens that end a text have more than 1 / (3 n) of the probability of the others, only they are kept. Else of
+    a token and another that begins with it the likelier takes the probability of both; what then has less than 0.2
+    falls away, and of the rest what has less than 1 / (tokens of text + 1). If no token of text is left, the text ends.
+    Raises EngineError for more candidates than can be compared with one another.
+    """
+    if len(c) > MAX_INFILL:
+        raise EngineError(f"infill compares at most {MAX_INFILL:,} candidates: put top_k before it")
+    if not len(c):
+        return
+    c.sort()
+    p = c.softmax().astype(np.float64)
+    ends = np.isin(c.ids, list(texts.eog))
+    if 3 * p[ends].sum() * len(c) > p[~ends].sum():
+        c.take(ends)
+        return
+    p = _merged(p, [texts.pieces[i] if i < len(texts.pieces) else b"" for i in c.ids.tolist()])
+    kept = ends | (p >= INFILL_SHARE)
+    n = int((kept & ~ends).sum())
+    if n:
+        c.take(kept & (ends | (p / p[kept].sum() >= 1 / (n + 1))))
+    elif ends.any():
+        c.take(np.flatnonzero(ends)[:1])
+
+
+def _merged(p: np.ndarray, pieces: list[bytes]) -> np.ndarray:
+    """Probabilities after each token that begins another has merged with it, into the likelier of the two."""
+    p = p.copy()
+    for i, begin in enumerate(pieces):
+        for j, piece in enumerate(pieces):
+            if not p[i] or not begin:
+                break
+            if i != j and p[j] and piece.startswith(begin):
+                to, source = (i, j) if p[i] >= p[j] else (j, i)
+                p[to] += p[source]
+                p[source] = 0
+    return p

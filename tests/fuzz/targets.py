@@ -96,9 +96,8 @@ def _tokenizer(path: Path) -> None:
     tokenizer.detokenize(ids, special=True)
 
 
-_PIECES = tuple(text.encode() for text in ("a", "ab", '{"', '"', "é", "\n", "1", "<", ' ": [', "aaaaaaaaaaaaaaaa")) + (
-    b"\xc3",
-)
+_WORDS = ("a", "ab", '{"', '"', "é", "\n", "1", "<", ' ": [', "aaaaaaaaaaaaaaaa")
+_PIECES = (*(word.encode() for word in _WORDS), b"\xc3")
 
 
 def _follow(grammar: Grammar) -> None:
@@ -187,7 +186,7 @@ def _tokenizer_seeds(folder: Path) -> None:
 def _gbnf_seeds(folder: Path) -> None:
     texts = {
         "all": 'root ::= "a\\x41\\u00e9" | [^a-z\\n\\]] item* # note\nitem ::= (. | <[3]> | !<b>){2,5} "\\""+ item2?\n',
-        "json": 'value ::= "{" (string ":" value ("," value)*)? "}" | [0-9]+\nstring ::= "\\"" [^"]* "\\""\nroot ::= value',
+        "json": 'root ::= "{" (string ":" root ("," root)*)? "}" | [0-9]+\nstring ::= "\\"" [^"]* "\\""',
     }
     texts["all"] += "item2 ::=\n  [ぁ-ゟ] | (\n b )\nb ::= [x] root |\n"
     for name, text in texts.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.sampling import Candidates, filters, log_probabilities
+from engine.sampling import Candidates, TokenTexts, filters, log_probabilities
 from engine.sampling.candidates import largest
 
 
@@ -167,3 +167,35 @@ def test_positions():
     c.take(np.array([3, 0, 4]))
     where, which = c.positions(np.array([4, 9, 0]))
     assert dict(zip(where.tolist(), which.tolist())) == {2: 0, 1: 2}
+
+
+PIECES = (b"", b"he", b"hello", b"x", b"", b"y")  # 0 and 4 end the text
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"),
+    [
+        # enders have 0.1, more than 1 / 18 of the rest: only they stay
+        ((0.06, 0.3, 0.3, 0.2, 0.04, 0.1), [0, 4]),
+        # "he" takes what "hello" has, 0.75, x has 0.23: both stay above 0.2, then x falls below a third
+        ((0.004, 0.4, 0.35, 0.23, 0.003, 0.013), [1, 0, 4]),
+        # "hello" is the likelier: it takes the sum; x has 0.4 of 0.9 and stays
+        ((0.004, 0.2, 0.3, 0.4, 0.003, 0.093), [3, 2, 0, 4]),
+        # nobody is sure: the likeliest that ends the text
+        ((0.002, 0.05, 0.05, 0.19, 0.004, 0.19), [4]),
+    ],
+)
+def test_infill(p, kept):
+    if kept == [4]:  # the rest goes to further tokens, each of little
+        p, pieces = (*p, *[(1 - sum(p)) / 4] * 4), (*PIECES, *[b"%d" % i for i in range(4)])
+    else:
+        pieces = PIECES
+    c = of(*p)
+    filters.infill(c, TokenTexts(pieces, pieces, frozenset({0, 4})))
+    assert c.ids.tolist() == kept
+
+
+def test_infill_wants_few_candidates():
+    texts = TokenTexts((), (), frozenset({0}))
+    with pytest.raises(EngineError, match="put top_k before it"):
+        filters.infill(Candidates(np.zeros(5000, np.float32)), texts)
