@@ -1,12 +1,30 @@
 """The table of model families. A new one is one file in this folder and one entry here."""
 
 from engine.errors import EngineError
+from engine.models.apertus import APERTUS
 from engine.models.arch import Arch
+from engine.models.command_r import COMMAND_R
+from engine.models.deepseek2 import DEEPSEEK2
+from engine.models.glm4moe import GLM4MOE
+from engine.models.gpt_oss import GPT_OSS
 from engine.models.llama import LLAMA
+from engine.models.phi3 import PHI3
 from engine.models.qwen3 import QWEN3
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA, QWEN3)}
+ARCHS: dict[str, Arch] = {
+    arch.name: arch
+    for arch in (
+        APERTUS,
+        COMMAND_R,
+        DEEPSEEK2,
+        GLM4MOE,
+        GPT_OSS,
+        LLAMA,
+        PHI3,
+        QWEN3,
+    )
+}
 
 
 def get_arch(name: object) -> Arch:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.models.arch import Hparam, Hparams
+from engine.models.arch import Hparam, Hparams, at
 
 
 def rope_of(config: Mapping[str, Any], kind: str = "full_attention") -> Mapping[str, Any]:
@@ -148,6 +148,26 @@ def rows(**changed: Hparam | None) -> tuple[Hparam, ...]:
     """All shared rows, with some of them replaced (by field) or left out (None)."""
     found = (changed.get(row.field, row) for row in _ROWS)
     return tuple(row for row in found if row is not None)
+
+
+def sliding_row(every: int) -> Hparam:
+    """Which layers have the sliding window: a list, or the number of layers of which all but the last have it. Written
+    only where the config's `layer_types` differ from that pattern with `every`, which readers take for granted."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+        kinds = config.get("layer_types")
+        slides = [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else None
+        return None if slides == [i % every < every - 1 for i in range(h.n_layer)] else slides
+
+    return Hparam("sliding", "{arch}.attention.sliding_window_pattern", found, every, "bool", per_layer=True)
+
+
+def slides(h: Hparams, i: int) -> bool:
+    """Whether layer i has the sliding window, by the row `sliding_row`."""
+    found = at(h.sliding, i)
+    if isinstance(h.sliding, tuple) or isinstance(found, bool):
+        return bool(found)
+    return found == 0 or i % found < found - 1
 
 
 def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
