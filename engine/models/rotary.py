@@ -99,9 +99,9 @@ def llama3_factors(config: Mapping[str, Any], h: Hparams) -> np.ndarray | None:
     if low == high:
         raise EngineError("config.json: 'low_freq_factor' and 'high_freq_factor' of rope_parameters must differ")
     exponents = np.arange(0, h.n_rot, 2, dtype=np.float32) / np.float32(h.n_rot)
-    frequencies = np.float32(1) / np.float32(h.rope_base) ** exponents
-    wavelengths = np.float32(2 * math.pi) / frequencies
-    smooth = (n_ctx / wavelengths - low) / (high - low)
+    frequencies = np.float32(1) / (float(h.rope_base) ** exponents.astype(np.float64)).astype(np.float32)
+    wavelengths = np.float32(1) / frequencies * np.float32(2 * math.pi)  # the reference divides in this way
+    smooth = (np.float32(1) / wavelengths * n_ctx - low) / (high - low)
     between = np.float32(1) / ((np.float32(1) - smooth) / factor + smooth)
     long = np.where(wavelengths > n_ctx / low, factor, between)
     return np.where(wavelengths < n_ctx / high, np.float32(1), long).astype(np.float32)
