@@ -7,24 +7,41 @@ from engine.models.command_r import COMMAND_R
 from engine.models.deepseek2 import DEEPSEEK2
 from engine.models.glm4moe import GLM4MOE
 from engine.models.gpt_oss import GPT_OSS
+from engine.models.granite import GRANITE
 from engine.models.llama import LLAMA
+from engine.models.minimax_m2 import MINIMAX_M2
+from engine.models.olmo2 import OLMO2
+from engine.models.olmoe import OLMOE
 from engine.models.phi3 import PHI3
-from engine.models.qwen3 import QWEN3
+from engine.models.qwen2 import QWEN2, QWEN2MOE
+from engine.models.qwen3 import QWEN3, QWEN3MOE
+from engine.models.seed_oss import SEED_OSS
+from engine.models.smollm3 import SMOLLM3
+from engine.models.stablelm import STABLELM
+
+_ALL = (
+    APERTUS,
+    COMMAND_R,
+    DEEPSEEK2,
+    GLM4MOE,
+    GPT_OSS,
+    GRANITE,
+    LLAMA,
+    MINIMAX_M2,
+    OLMO2,
+    OLMOE,
+    PHI3,
+    QWEN2,
+    QWEN2MOE,
+    QWEN3,
+    QWEN3MOE,
+    SEED_OSS,
+    SMOLLM3,
+    STABLELM,
+)
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {
-    arch.name: arch
-    for arch in (
-        APERTUS,
-        COMMAND_R,
-        DEEPSEEK2,
-        GLM4MOE,
-        GPT_OSS,
-        LLAMA,
-        PHI3,
-        QWEN3,
-    )
-}
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in _ALL}
 
 
 def get_arch(name: object) -> Arch:

@@ -4,8 +4,7 @@ were trained in every layer."""
 from __future__ import annotations
 
 from engine import ops
-from engine.errors import EngineError
-from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
+from engine.models.arch import Arch, Hparam, TensorRow, at
 from engine.models.blocks import embed_tokens, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
 from engine.models.common import N_ROT, N_VOCAB, rows
@@ -36,14 +35,6 @@ def _xielu_row(name: str) -> Hparam:
         per_layer=True,
         source=f"{LAYER}mlp.act_fn.{name}",
     )
-
-
-def check(h: Hparams) -> None:
-    """Raises EngineError where layers lack parameters of their activation."""
-    for name in _XIELU:
-        values = getattr(h, f"xielu_{name}")
-        if isinstance(values, tuple) and len(values) < h.n_layer:
-            raise EngineError(f"xielu.{name} has {len(values)} values for {h.n_layer} layers: the model is incomplete")
 
 
 def layer(b: Build, i: int, x: Tensor) -> Tensor:
@@ -83,5 +74,4 @@ APERTUS = Arch(
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
     ignored=tuple(f".act_fn.{name}" for name in _XIELU),
-    check=check,
 )

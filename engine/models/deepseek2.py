@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, heads, linear, output_head, part, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rope_of, rope_type, rows
+from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE, rope_of, rope_type, rows
 from engine.models.decoder import LAYER, embedding_rows, expert_rows, ffn_rows, norm_row
 from engine.models.experts import SIGMOID, SOFTMAX, moe
 from engine.models.llama import finish
@@ -291,7 +291,7 @@ DEEPSEEK2 = Arch(
         ("topk_method", ("greedy", "group_limited_greedy", "noaux_tc"), "another choice of experts"),
         ("moe_layer_freq", (1,), "layers without experts in between"),
         ("rope_interleave", (True,), "rotary pairs of halves"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")), ("gating", (0, SOFTMAX, SIGMOID))),
     beyond="model.layers.",

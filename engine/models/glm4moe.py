@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams
 from engine.models.blocks import embed_tokens, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rope_of, rows, silent
+from engine.models.common import N_VOCAB, SCALED_ROPE, partial_rotary, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, norm_row, qk_norm_rows
 from engine.models.deepseek2 import (
     FFN_TENSORS,
@@ -28,12 +26,6 @@ from engine.models.experts import SIGMOID
 from engine.models.llama import finish
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
-
-
-def n_rotated(config: Mapping[str, Any], h: Hparams) -> int:
-    """Elements of a head that rotate; half of them unless the config says otherwise."""
-    found = (rope_of(config).get("partial_rotary_factor"), config.get("partial_rotary_factor"))
-    return int(h.n_embd_head_k * next((share for share in found if share is not None), 0.5))
 
 
 def check(h: Hparams) -> None:
@@ -77,7 +69,7 @@ GLM4MOE = Arch(
     hparams=rows(gating=Hparam("gating", "{arch}.expert_gating_func", lambda config, h: SIGMOID, SIGMOID)),
     extra_hparams=(
         silent(N_VOCAB),
-        replace(N_ROT, config=n_rotated),
+        partial_rotary(0.5),
         N_FF_EXP,
         replace(N_SHARED, always=False),
         N_DENSE,
@@ -92,7 +84,7 @@ GLM4MOE = Arch(
     head=output_head,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")), ("gating", (0, 1, SIGMOID))),
     beyond="model.layers.",

@@ -11,9 +11,20 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rope_of, rope_type, rows, silent, slides, sliding_row
+from engine.models.common import (
+    N_ROT,
+    N_VOCAB,
+    SCALED_ROPE,
+    rope_of,
+    rope_type,
+    rows,
+    silent,
+    unless_usual,
+    window_of,
+    window_rows,
+)
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, norm_row
-from engine.models.experts import SOFTMAX_OF_CHOSEN, experts, route
+from engine.models.experts import SOFTMAX_OF_CHOSEN, experts, has_experts, route
 from engine.models.llama import finish
 from engine.models.rotary import rotate
 from engine.models.steps import Take, Transpose, Whole
@@ -28,8 +39,7 @@ def _rounded(config: Mapping[str, Any], h: Hparams) -> bool | None:
 
 
 EXTRA = (
-    Hparam("window", "{arch}.attention.sliding_window", ("sliding_window",)),
-    sliding_row(2),
+    *window_rows(2, unless_usual(2)),
     Hparam("n_ff_exp", "{arch}.expert_feed_forward_length", ("intermediate_size",)),
     Hparam("yarn_rounded", "{arch}.rope.scaling.yarn_truncate", _rounded, False, "bool"),
     silent(N_VOCAB),
@@ -93,8 +103,7 @@ def attention(b: Build, i: int, x: Tensor) -> Tensor:
     blk = f"blk.{i}."
     q, k, v = qkv(b, i, x)
     q, k = (rotate(b, t, neox=True) for t in (q, k))
-    window = b.h.window if slides(b.h, i) else 0
-    y = b.attend(i, q, k, v, b.h.n_embd_head_k**-0.5, window=window, sinks=b.w[blk + "attn_sinks.weight"])
+    y = b.attend(i, q, k, v, b.h.n_embd_head_k**-0.5, window=window_of(b.h, i), sinks=b.w[blk + "attn_sinks.weight"])
     return linear(b, blk + "attn_output", y)
 
 
@@ -112,7 +121,8 @@ GPT_OSS = Arch(
         ("hidden_act", ("silu",), "another activation"),
         ("swiglu_alpha", (ALPHA,), "another slope of the gate"),
         ("swiglu_limit", (LIMIT,), "another limit of the gate"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
+    check=has_experts,
 )

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rope_of, rope_type, rows, silent
+from engine.models.common import N_VOCAB, partial_rotary, rope_of, rope_type, rows, silent
 from engine.models.decoder import LAYER, embedding_rows, n_k, n_q, n_v, norm_row
 from engine.models.llama import finish
 from engine.models.rotary import rotate
@@ -23,12 +23,6 @@ from engine.tensor import Tensor
 
 ROPE_KINDS = ("default", "longrope", "su")
 _BY_FIELD = {row.field: row for row in rows()}
-
-
-def n_rotated(config: Mapping[str, Any], h: Hparams) -> int:
-    """Elements of a head that rotate."""
-    found = (rope_of(config).get("partial_rotary_factor"), config.get("partial_rotary_factor"))
-    return int(h.n_embd_head_k * next((share for share in found if share is not None), 1.0))
 
 
 def _n_ctx_orig(config: Mapping[str, Any], h: Hparams) -> int | None:
@@ -89,7 +83,7 @@ HPARAMS = rows(
     rope_scaling_factor=None,
 )
 EXTRA = (
-    replace(N_ROT, config=n_rotated),
+    partial_rotary(1.0),
     Hparam("window", "{arch}.attention.sliding_window", ("sliding_window",), 0, always=True),
     silent(N_VOCAB),
     # The reference names no kind of scaling: the divisors and the factor say all.
