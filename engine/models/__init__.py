@@ -3,16 +3,22 @@
 from engine.errors import EngineError
 from engine.models.apertus import APERTUS
 from engine.models.arch import Arch
-from engine.models.command_r import COMMAND_R
+from engine.models.command_r import COHERE2, COMMAND_R
 from engine.models.deepseek2 import DEEPSEEK2
+from engine.models.ernie4_5 import ERNIE4_5
+from engine.models.exaone4 import EXAONE4
+from engine.models.glm4 import GLM4
 from engine.models.glm4moe import GLM4MOE
 from engine.models.gpt_oss import GPT_OSS
 from engine.models.granite import GRANITE
+from engine.models.hunyuan_dense import HUNYUAN_DENSE
 from engine.models.llama import LLAMA
 from engine.models.minimax_m2 import MINIMAX_M2
 from engine.models.olmo2 import OLMO2
 from engine.models.olmoe import OLMOE
+from engine.models.phi2 import PHI2
 from engine.models.phi3 import PHI3
+from engine.models.phimoe import PHIMOE
 from engine.models.qwen2 import QWEN2, QWEN2MOE
 from engine.models.qwen3 import QWEN3, QWEN3MOE
 from engine.models.seed_oss import SEED_OSS
@@ -21,16 +27,23 @@ from engine.models.stablelm import STABLELM
 
 _ALL = (
     APERTUS,
+    COHERE2,
     COMMAND_R,
     DEEPSEEK2,
+    ERNIE4_5,
+    EXAONE4,
+    GLM4,
     GLM4MOE,
     GPT_OSS,
     GRANITE,
+    HUNYUAN_DENSE,
     LLAMA,
     MINIMAX_M2,
     OLMO2,
     OLMOE,
+    PHI2,
     PHI3,
+    PHIMOE,
     QWEN2,
     QWEN2MOE,
     QWEN3,

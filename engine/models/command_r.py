@@ -9,7 +9,18 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, layer_norm, linear, output_head, qkv
 from engine.models.build import Build
-from engine.models.common import LAYER_NORM_EPS, N_ROT, N_VOCAB, rows, silent
+from engine.models.common import (
+    LAYER_NORM_EPS,
+    N_ROT,
+    N_VOCAB,
+    partial_rotary,
+    rows,
+    silent,
+    uniform,
+    unless_usual,
+    window_of,
+    window_rows,
+)
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
@@ -54,13 +65,17 @@ def layer(b: Build, i: int, x: Tensor) -> Tensor:
 
 
 def attention(b: Build, i: int, x: Tensor) -> Tensor:
-    """Grouped heads, whose queries and keys some models normalise, each head with weights of its own."""
+    """Grouped heads, whose queries and keys some models normalise, each head with weights of its own. Where some layers
+    slide, the others know no positions."""
     blk = f"blk.{i}."
     q, k, v = qkv(b, i, x)
+    slides = b.arch.name == COHERE2.name
+    window = window_of(b.h, i) if slides else 0
     if blk + "attn_q_norm.weight" in b.w:
         q, k = layer_norm(b, blk + "attn_q_norm", q), layer_norm(b, blk + "attn_k_norm", k)
-    q, k = (rotate(b, t, neox=False, scaled=False) for t in (q, k))
-    return linear(b, blk + "attn_output", b.attend(i, q, k, v, b.h.n_embd_head_k**-0.5))
+    if window or not slides:
+        q, k = (rotate(b, t, neox=False, scaled=False) for t in (q, k))
+    return linear(b, blk + "attn_output", b.attend(i, q, k, v, b.h.n_embd_head_k**-0.5, window=window))
 
 
 def finish(b: Build, x: Tensor) -> Tensor:
@@ -77,10 +92,12 @@ def head(b: Build, hidden: Tensor) -> Tensor:
 COMMAND_R = Arch(
     name="command-r",
     hf_names=("CohereForCausalLM",),
-    hparams=rows(
-        n_ctx_train=replace(_N_CTX, config=("model_max_length", "max_position_embeddings")),
-        norm_eps=LAYER_NORM_EPS,
-        rope_scaling_type=None,
+    hparams=uniform(
+        rows(
+            n_ctx_train=replace(_N_CTX, config=("model_max_length", "max_position_embeddings")),
+            norm_eps=LAYER_NORM_EPS,
+            rope_scaling_type=None,
+        )
     ),
     extra_hparams=(LOGIT_SCALE, SCALING, silent(N_VOCAB), silent(N_ROT)),
     tensors=(*TENSORS, *QK_NORMS),
@@ -90,4 +107,13 @@ COMMAND_R = Arch(
     head=head,
     refused=(_ACT, ("rope_parameters.rope_type", ("default",), "a rope scaling")),
     runs=(("rope_scaling_type", (None, "none")),),
+)
+
+COHERE2 = replace(
+    COMMAND_R,
+    name="cohere2",
+    hf_names=("Cohere2ForCausalLM",),
+    hparams=uniform(rows(norm_eps=LAYER_NORM_EPS, rope_scaling_type=None)),
+    extra_hparams=(LOGIT_SCALE, *window_rows(4, unless_usual(4)), N_VOCAB, partial_rotary(1.0), SCALING),
+    tensors=TENSORS,
 )

@@ -18,9 +18,9 @@ from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, heads, linear, output_head, part, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE, rope_of, rope_type, rows
+from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE, rope_of, rope_type, rows, uniform
 from engine.models.decoder import LAYER, embedding_rows, expert_rows, ffn_rows, norm_row
-from engine.models.experts import SIGMOID, SOFTMAX, moe
+from engine.models.experts import SIGMOID, SOFTMAX, has_experts, moe
 from engine.models.llama import finish
 from engine.models.rotary import mscale, rotate
 from engine.models.steps import Take, Transpose
@@ -60,24 +60,24 @@ def is_dense(h: Hparams, i: int) -> bool:
     return i < h.n_layer_dense
 
 
-def has_experts(h: Hparams, i: int) -> bool:
+def is_sparse(h: Hparams, i: int) -> bool:
     """Whether layer i has experts."""
     return i >= h.n_layer_dense
 
 
 def _has_shared(h: Hparams, i: int) -> bool:
-    return has_experts(h, i) and h.n_expert_shared > 0
+    return is_sparse(h, i) and h.n_expert_shared > 0
 
 
 FFN_TENSORS = (
     *ffn_rows(layers=is_dense),
-    *expert_rows(LAYER + "mlp.experts.{e}.", lambda h, i: h.n_ff_exp, layers=has_experts),
+    *expert_rows(LAYER + "mlp.experts.{e}.", lambda h, i: h.n_ff_exp, layers=is_sparse),
     TensorRow(
         "blk.{i}.exp_probs_b.bias",
         LAYER + "mlp.gate.e_score_correction_bias",
         lambda h: (h.n_expert,),
         optional=True,
-        layers=has_experts,
+        layers=is_sparse,
     ),
     *ffn_rows(LAYER + "mlp.shared_experts.", _has_shared, lambda h, i: h.n_ff_exp * h.n_expert_shared, "_shexp"),
 )
@@ -103,8 +103,10 @@ def feed_forward(b: Build, i: int, x: Tensor, gating: int) -> Tensor:
     return ops.add(b.ctx, y, ffn_gated(b, blk, x, suffix="_shexp")) if _has_shared(h, i) else y
 
 
-def check_groups(h: Hparams) -> None:
-    """Raises EngineError for groups of experts that cannot be."""
+def check_experts(h: Hparams) -> None:
+    """Raises EngineError for missing experts, and for groups of them that cannot be."""
+    if h.n_layer_dense < h.n_layer:
+        has_experts(h)
     groups, used = h.n_expert_groups, h.n_group_used
     if groups > 1 and (h.n_expert % groups or not 0 < used <= groups or h.n_expert_used > h.n_expert // groups * used):
         raise EngineError(
@@ -178,7 +180,7 @@ EXTRA = (
 def check(h: Hparams) -> None:
     """What the graph takes for granted. Raises EngineError."""
     without_predictors(h)
-    check_groups(h)
+    check_experts(h)
     if at(h.n_head_kv, 0) != 1 or h.n_embd_head_k != h.n_lora_kv + h.n_rot or h.n_embd_head_v != h.n_lora_kv:
         raise EngineError(
             "attention.key_length, value_length and head_count_kv do not fit kv_lora_rank: damaged, or too old"
@@ -196,8 +198,8 @@ def _of_heads(first: bool) -> Take:
     """Of the expanding matrix, each head's rows for keys, which are first, or those for values."""
 
     def found(h: Hparams, i: int) -> np.ndarray:
-        heads_rows = np.arange(h.n_head * (_nope(h) + h.n_value_mla)).reshape(h.n_head, -1)
-        return (heads_rows[:, : _nope(h)] if first else heads_rows[:, _nope(h) :]).reshape(-1)
+        inside = np.arange(_nope(h)) if first else _nope(h) + np.arange(h.n_value_mla)
+        return (np.arange(h.n_head)[:, None] * (_nope(h) + h.n_value_mla) + inside).reshape(-1)
 
     return Take(found)
 
@@ -279,7 +281,7 @@ def _yarn(h: Hparams) -> tuple[float, float]:
 DEEPSEEK2 = Arch(
     name="deepseek2",
     hf_names=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-    hparams=HPARAMS,
+    hparams=uniform(HPARAMS),
     extra_hparams=EXTRA,
     tensors=TENSORS,
     embed=embed_tokens,

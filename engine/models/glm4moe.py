@@ -18,7 +18,7 @@ from engine.models.deepseek2 import (
     N_SHARED,
     NORM,
     SCALE,
-    check_groups,
+    check_experts,
     feed_forward,
     without_predictors,
 )
@@ -31,7 +31,7 @@ from engine.tensor import Tensor
 def check(h: Hparams) -> None:
     """Conditions on the parameters. Raises EngineError."""
     without_predictors(h)
-    check_groups(h)
+    check_experts(h)
 
 
 TENSORS = (

@@ -19,6 +19,7 @@ from engine.models.common import (
     rope_type,
     rows,
     silent,
+    uniform,
     unless_usual,
     window_of,
     window_rows,
@@ -110,7 +111,7 @@ def attention(b: Build, i: int, x: Tensor) -> Tensor:
 GPT_OSS = Arch(
     name="gpt-oss",
     hf_names=("GptOssForCausalLM",),
-    hparams=rows(),
+    hparams=uniform(rows()),
     extra_hparams=EXTRA,
     tensors=TENSORS,
     embed=embed_tokens,

@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_VOCAB, partial_rotary, rope_of, rope_type, rows, silent
+from engine.models.common import N_VOCAB, partial_rotary, rope_of, rope_type, rows, silent, uniform
 from engine.models.decoder import LAYER, embedding_rows, n_k, n_q, n_v, norm_row
 from engine.models.llama import finish
 from engine.models.rotary import rotate
@@ -126,7 +126,7 @@ def attention(b: Build, i: int, x: Tensor) -> Tensor:
 PHI3 = Arch(
     name="phi3",
     hf_names=("Phi3ForCausalLM",),
-    hparams=HPARAMS,
+    hparams=uniform(HPARAMS),
     extra_hparams=EXTRA,
     tensors=TENSORS,
     embed=embed_tokens,

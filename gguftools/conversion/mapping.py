@@ -3,6 +3,7 @@ silently: a tensor without a place, a place without its tensor, and rows that no
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -144,6 +145,8 @@ class _Finder:
                 )
             return rows
         steps = row.steps
+        if isinstance(steps[0], (Take, Transpose)) and math.prod(shape) > rows.n_rows * rows.n:
+            raise GGUFError(f"{self._folder}: tensor '{rows.name}' has shape {rows.shape}, config.json implies {shape}")
         try:
             if isinstance(steps[0], Transpose):
                 rows, steps = self._turned(rows, steps[0], i), steps[1:]

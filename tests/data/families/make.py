@@ -62,6 +62,7 @@ DEEPSEEK: dict[str, Any] = {
 
 #: folder -> (class in transformers, settings)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 32, "logit_scale": 0.25}),
     "command-r-plus": ("CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 0.5}),
     "deepseek2-groups": (
         "DeepseekV2ForCausalLM",
@@ -94,6 +95,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                 "mscale_all_dim": 1.0,
                 "rope_theta": 10000.0,
             },
+        },
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 32, "use_bias": True}),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 32,
+            "sliding_window_pattern": 4,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 32, "attention_bias": True}),
+    "hunyuan-dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "head_dim": 32,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
         },
     ),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -130,6 +158,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeForCausalLM", {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}),
+    "phi2": ("PhiForCausalLM", {"intermediate_size": 256, "num_key_value_heads": 4}),
     "phi3-longrope": (
         "Phi3ForCausalLM",
         {
@@ -142,6 +171,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                 "partial_rotary_factor": 0.75,
                 "rope_theta": 10000.0,
                 "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 32,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0, 9.0, 9.5],
+                "short_mscale": 1.25,
+                "long_mscale": 1.25,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 128,
             },
         },
     ),
