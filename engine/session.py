@@ -199,7 +199,9 @@ class Session:
     def _bind(self, tensors: Mapping[str, WeightView]) -> dict[str, Tensor]:
         """Headers over the file's bytes, checked against what the family expects."""
         expected = self.arch.expected_tensors(self.hparams)
-        unknown = next((name for name in tensors if name not in expected), None)
+        unknown = next(
+            (name for name in tensors if name not in expected and not self.arch.is_unused(name, self.hparams)), None
+        )
         if unknown is not None:
             raise EngineError(f"tensor '{unknown}' is not part of a {self.arch.name} model: this version cannot run it")
         ctx, weights = self._headers, {}

@@ -1,15 +1,27 @@
 """The table of model families. A new one is one file in this folder and one entry here."""
 
 from engine.errors import EngineError
+from engine.models.apertus import APERTUS
 from engine.models.arch import Arch
+from engine.models.command_r import COHERE2, COMMAND_R
+from engine.models.deepseek2 import DEEPSEEK2
+from engine.models.ernie4_5 import ERNIE4_5
+from engine.models.exaone4 import EXAONE4
+from engine.models.glm4 import GLM4
+from engine.models.glm4moe import GLM4MOE
+from engine.models.gpt_oss import GPT_OSS
 from engine.models.granite import GRANITE
 from engine.models.granitehybrid import GRANITEHYBRID
+from engine.models.hunyuan_dense import HUNYUAN_DENSE
 from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
 from engine.models.minimax_m2 import MINIMAX_M2
 from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from engine.models.olmo2 import OLMO2
 from engine.models.olmoe import OLMOE
+from engine.models.phi2 import PHI2
+from engine.models.phi3 import PHI3
+from engine.models.phimoe import PHIMOE
 from engine.models.qwen2 import QWEN2, QWEN2MOE
 from engine.models.qwen3 import QWEN3, QWEN3MOE
 from engine.models.qwen3next import QWEN3NEXT
@@ -19,8 +31,18 @@ from engine.models.smollm3 import SMOLLM3
 from engine.models.stablelm import STABLELM
 
 _ALL = (
+    APERTUS,
+    COHERE2,
+    COMMAND_R,
+    DEEPSEEK2,
+    ERNIE4_5,
+    EXAONE4,
+    GLM4,
+    GLM4MOE,
+    GPT_OSS,
     GRANITE,
     GRANITEHYBRID,
+    HUNYUAN_DENSE,
     LLAMA,
     MAMBA,
     MINIMAX_M2,
@@ -28,6 +50,9 @@ _ALL = (
     NEMOTRON_H_MOE,
     OLMO2,
     OLMOE,
+    PHI2,
+    PHI3,
+    PHIMOE,
     QWEN2,
     QWEN2MOE,
     QWEN3,

@@ -30,6 +30,7 @@ class Hparam:
     far, which returns None for "not there"; default: REQUIRED, a value, or a function of the parameters read so far
     (rows are read in order); kind: GGUF value type (`uint32`, `float32`, `bool`, `string`). per_layer: a single value,
     or a list with one for each layer (`at` reads both); is_list: always a list, of any length.
+    source: a checkpoint's tensors of one number, one a layer, that are the row's values, if not the config has these.
     Conversion writes a row only where the config has it, unless `always`: then also its default; and not at all unless
     `written`.
     """
@@ -43,6 +44,7 @@ class Hparam:
     written: bool = True
     per_layer: bool = False
     is_list: bool = False
+    source: str = ""
 
     def fill(self, found: Any, so_far: Hparams, where: str) -> Any:
         """The row's value: what was found, or its default. Raises EngineError for a missing required one."""
@@ -126,8 +128,9 @@ class Arch:
     refused: (config key, accepted values, what it would be) for settings that change the mathematics and that the
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
-    on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
-    check: further conditions on the parameters, which it raises EngineError for;
+    on purpose; beyond: beginning of the names of layers in a checkpoint, where those behind the last are left out on
+    purpose: they predict further tokens; causal: whether tokens see only what is before them; attends: whether it has
+    attention; check: further conditions on the parameters, which it raises EngineError for;
     fits: whether a config with one of the class names is of this family, where several have the same class.
     """
 
@@ -143,6 +146,7 @@ class Arch:
     refused: tuple[tuple[str, tuple, str], ...] = ()
     runs: tuple[tuple[str, tuple], ...] = ()
     ignored: tuple[str, ...] = ()
+    beyond: str = ""
     causal: bool = True
     attends: bool = True
     check: Callable[[Hparams], None] | None = None
@@ -156,6 +160,11 @@ class Arch:
     def key(self, row: Hparam) -> str:
         """The row's GGUF key."""
         return row.key.format(arch=self.name)
+
+    def is_unused(self, name: str, h: Hparams) -> bool:
+        """Whether a file's tensor is of a layer that predicts further tokens, and does not run here."""
+        number = name.removeprefix("blk.").split(".", 1)[0] if self.beyond and name.startswith("blk.") else ""
+        return number.isdecimal() and int(number) >= h.n_layer and getattr(h, "n_layer_nextn", 0) > 0
 
     def read_hparams(self, metadata: Mapping[str, Any]) -> Hparams:
         """Parameters from GGUF metadata. Raises EngineError, naming the key, for what is missing or of a wrong kind."""

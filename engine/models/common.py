@@ -177,6 +177,26 @@ def window_rows(period: int, of_config: Callable[[Mapping[str, Any], Hparams], A
     )
 
 
+def layer_types(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+    """Which layers slide: newer configs list them; older ones say which, as "LLLG", or that every n-th does not."""
+    kinds, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
+    if isinstance(kinds, list):
+        return [kind == "sliding_attention" for kind in kinds]
+    if isinstance(pattern, str) and pattern:
+        return [pattern[i % len(pattern)] == "L" for i in range(h.n_layer)]
+    return [(i + 1) % pattern != 0 for i in range(h.n_layer)] if isinstance(pattern, int) and pattern > 0 else None
+
+
+def unless_usual(period: int) -> Callable[[Mapping[str, Any], Hparams], list[bool] | None]:
+    """Which layers slide, where these are not all but every `period`-th, which files do not say."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+        slide = layer_types(config, h)
+        return None if slide == [i % period < period - 1 for i in range(h.n_layer)] else slide
+
+    return found
+
+
 def window_of(h: Hparams, i: int) -> int:
     """The sliding window of layer i, 0 for none."""
     period = h.window_pattern
@@ -206,6 +226,11 @@ def rows(**changed: Hparam | None) -> tuple[Hparam, ...]:
     """All shared rows, with some of them replaced (by field) or left out (None)."""
     found = (changed.get(row.field, row) for row in _ROWS)
     return tuple(row for row in found if row is not None)
+
+
+def uniform(found: tuple[Hparam, ...]) -> tuple[Hparam, ...]:
+    """The rows of a family whose layers are all alike: a list with a value for each is refused."""
+    return tuple(replace(row, per_layer=False) for row in found)
 
 
 def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -39,11 +39,19 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Transpose:
+    """The last two axes exchanged, of a source that has the shape `shape(h, i)` or is rows of it. Works on the numbers
+    as they are stored; block formats, which cannot be turned, come in the right order already and stay."""
+
+    shape: Callable[[SimpleNamespace, int], tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
 class Shape:
     """The same elements in another shape, as when axes of length 1 are dropped. The other steps may change it too."""
 
 
-Step: TypeAlias = Take | Map | Whole | Shape
+Step: TypeAlias = Take | Map | Whole | Transpose | Shape
 
 
 def interleaved(n_rows: int, n_head: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
-from gguftools.conversion.mapping import is_skipped, mapped
+from gguftools.conversion.mapping import is_skipped, mapped, numbers
 from gguftools.conversion.names import ModelName, file_name
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
@@ -198,8 +198,8 @@ def plan(
     arch = arch_of_config(written)
     config = normalize(written)
     check_handled(written, config, arch)
-    h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
+    h, common, own = read_hparams({**config, **numbers(checkpoint, arch)}, arch)
     views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
     tensors = mapped(folder, logical(views, config), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()

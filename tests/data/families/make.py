@@ -30,7 +30,7 @@ SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", HERE.parents[2].parent / "share
 GOLDEN = SHARED / "golden" / "arch"
 DONOR = GOLDEN / "llama"  # of the tokenizer, and of the prompts
 
-#: settings that a row leaves as they are, or changes; None takes one away
+#: settings that a row leaves as they are, or changes; None takes one of these away
 COMMON: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
@@ -45,8 +45,87 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+#: compressed keys and values, one dense layer, groups of experts
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
 #: folder -> (class in transformers, settings)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 32, "logit_scale": 0.25}),
+    "command-r-plus": ("CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "deepseek2-groups": (
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK
+        | {
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 2.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK
+        | {
+            "q_lora_rank": 32,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 32, "use_bias": True}),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 32,
+            "sliding_window_pattern": 4,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 32, "attention_bias": True}),
+    "hunyuan-dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "head_dim": 32,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama1": (
         "LlamaForCausalLM",
@@ -64,6 +143,42 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("OlmoeForCausalLM", {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}),
+    "phi2": ("PhiForCausalLM", {"intermediate_size": 256, "num_key_value_heads": 4}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 32,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.8, 2.0],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+                "partial_rotary_factor": 0.75,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 32,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0, 9.0, 9.5],
+                "short_mscale": 1.25,
+                "long_mscale": 1.25,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
     "seed_oss": ("SeedOssForCausalLM", {"head_dim": 32, "attention_bias": True, "attention_out_bias": True}),
     "stablelm-parallel": (
         "StableLmForCausalLM",
@@ -161,7 +276,7 @@ def make(name: str) -> None:
 
     kind, settings = MODELS[name]
     cls = getattr(transformers, kind)
-    settings = {key: value for key, value in (COMMON | settings).items() if value is not None}
+    settings = {key: value for key, value in (COMMON | settings).items() if value is not None or key not in COMMON}
     model = cls(cls.config_class(**settings, attn_implementation="eager")).float().eval()
     folder = HERE / name
     with torch.no_grad():

@@ -1,0 +1,98 @@
+"""Families whose checkpoints come in more than one form, and files with parts that do not run here."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gguftools
+from engine.errors import EngineError
+from engine.models import ARCHS
+from gguftools.conversion.hf import normalize, read_hparams
+from gguftools.conversion.mapping import mapped
+from gguftools.conversion.transforms import Rows, rows_of, rows_of_array
+from gguftools.errors import GGUFError
+from gguftools.gguf.reader import GGUF
+from gguftools.gguf.writer import Writer
+from gguftools.safetensors import open_checkpoint
+from quant import quantize
+from quant.formats import FORMATS
+
+BLOCKS = FORMATS["MXFP4"]
+
+
+def as_blocks(rows, turned):
+    """An expert matrix of gpt-oss as one of MXFP4 blocks, whose rows are outputs."""
+    x = rows.read(0, rows.n_rows).reshape(rows.shape).swapaxes(1, 2) if turned else rows.read(0, rows.n_rows)
+    flat = np.ascontiguousarray(x.reshape(-1, x.shape[-1]))
+    data = quantize(flat, "MXFP4").view(BLOCKS.block).reshape(len(flat), -1)
+    return rows_of_array(rows.name, "MXFP4", x.shape, data)
+
+
+def mapped_gpt_oss(folder, change):
+    config = normalize(json.loads((folder / "config.json").read_text()))
+    arch = ARCHS["gpt-oss"]
+    h = read_hparams(config, arch)[0]
+    return mapped(folder, {name: change(rows_of(v)) for name, v in open_checkpoint(folder).items()}, arch, config, h)
+
+
+def test_experts_in_blocks(shared):
+    """gpt-oss: what is stored as MXFP4 keeps its bytes, row by row the same weights as from the turned bf16 form."""
+    folder = shared / "golden" / "arch" / "gpt-oss"
+    is_expert = lambda rows: rows.name.endswith(("gate_up_proj", "down_proj"))  # noqa: E731
+    plain = mapped_gpt_oss(folder, lambda rows: rows)
+    blocks = mapped_gpt_oss(folder, lambda rows: as_blocks(rows, True) if is_expert(rows) else rows)
+    for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        ours, theirs = blocks[f"blk.1.{name}.weight"], plain[f"blk.1.{name}.weight"]
+        assert (ours.dtype, theirs.dtype) == ("MXFP4", "BF16")
+        assert ours.shape == theirs.shape
+        exact = theirs.read(0, theirs.n_rows)
+        np.testing.assert_array_equal(
+            np.ascontiguousarray(ours.fetch(0, ours.n_rows)).view(np.uint8).reshape(len(exact), -1),
+            quantize(exact, "MXFP4"),
+        )
+        np.testing.assert_array_equal(ours.read(5, 9), ours.read(0, ours.n_rows)[5:9])
+        np.testing.assert_array_equal(theirs.read(95, 102), exact[95:102])
+
+
+def test_experts_turned_the_wrong_way(shared):
+    folder = shared / "golden" / "arch" / "gpt-oss"
+
+    def turned(rows):
+        if not rows.name.endswith("layers.1.mlp.experts.gate_up_proj"):
+            return rows
+        e, a, b = rows.shape
+        return Rows(rows.name, rows.dtype, (e, b, a), rows.fetch)
+
+    with pytest.raises(GGUFError, match=r"layers\.1\.mlp\.experts\.gate_up_proj.*config\.json implies"):
+        mapped_gpt_oss(folder, turned)
+
+
+def test_layers_that_predict_further_tokens(shared, tmp_path):
+    """GLM 4.5: files made elsewhere hold one layer more; it is not run, and the others are."""
+    folder = shared / "golden" / "arch" / "glm4moe"
+    gguftools.convert(folder, tmp_path / "plain.gguf", "f32")
+    with GGUF(tmp_path / "plain.gguf") as f, Writer(tmp_path / "more.gguf", []) as w:
+        for key, field in f.fields.items():
+            value = field.value + 1 if key == "glm4moe.block_count" else field.value
+            w.add(key, value, field.element_type or field.type)
+        w.add("glm4moe.nextn_predict_layers", 1)
+        more = np.ones((64, 128), np.float32)
+        for name, t in f.tensors.items():
+            w.declare(name, t.shape, t.format)
+        w.declare("blk.3.nextn.eh_proj.weight", more.shape, FORMATS["F32"])
+        for name, t in f.tensors.items():
+            w.write(name, np.asarray(t.data))
+        w.write("blk.3.nextn.eh_proj.weight", more)
+    ids = np.load(folder / "expected.npz")["ids0"]
+    plain, ours = (gguftools.load(tmp_path / name, threads=2) for name in ("plain.gguf", "more.gguf"))
+    np.testing.assert_array_equal(ours.logits(ids), plain.logits(ids))
+
+
+def test_groups_that_cannot_be():
+    arch = ARCHS["deepseek2"]
+    values = {"n_layer": 2, "n_layer_dense": 1, "n_layer_nextn": 0, "n_expert": 8, "n_expert_used": 6}
+    for groups, used in ((3, 1), (4, 0), (4, 5), (4, 1)):
+        with pytest.raises(EngineError, match="experts cannot be"):
+            arch.check(SimpleNamespace(**values, n_expert_groups=groups, n_group_used=used))
