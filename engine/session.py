@@ -81,6 +81,7 @@ class Session:
         self._threads = threads
         self.abort: AbortCallback | None = None  # asked after every node; a run that it ends raises EngineError
         self.on_run: Callable[[Prepared, list[Timing]], None] | None = None  # told after every run what its steps took
+        self.load_seconds = 0.0  # whoever opens the file knows
         self._prepared: dict[tuple, Prepared] = {}
 
     @cached_property
@@ -181,6 +182,14 @@ class Session:
                 f"a context of {n_ctx} is beyond the {self.n_ctx_train} tokens that the model was trained for; "
                 "use a smaller -c"
             )
+
+    def check_runnable(self) -> None:
+        """Raises EngineError for a model that was loaded with its vocabulary only."""
+        self._need_weights()
+
+    def threads_for(self, n_tokens: int) -> int | None:
+        """Threads for a graph of so many tokens; None: those of the backend for many."""
+        return self._threads if n_tokens == 1 else None
 
     def _need_weights(self) -> None:
         if self._vocab_only:
