@@ -2,18 +2,25 @@
 
 from engine.errors import EngineError
 from engine.models.arch import Arch
+from engine.models.falcon_h1 import FALCON_H1
 from engine.models.granitehybrid import GRANITEHYBRID
+from engine.models.lfm2 import LFM2, LFM2MOE
 from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
+from engine.models.mamba2 import MAMBA2
 from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from engine.models.qwen3 import QWEN3
 from engine.models.qwen3next import QWEN3NEXT
 from engine.models.qwen35 import QWEN35, QWEN35MOE
 
 _ALL = (
+    FALCON_H1,
     GRANITEHYBRID,
+    LFM2,
+    LFM2MOE,
     LLAMA,
     MAMBA,
+    MAMBA2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
     QWEN3,
