@@ -7,14 +7,17 @@ from engine.models.command_r import COHERE2, COMMAND_R
 from engine.models.deepseek2 import DEEPSEEK2
 from engine.models.ernie4_5 import ERNIE4_5
 from engine.models.exaone4 import EXAONE4
+from engine.models.falcon_h1 import FALCON_H1
 from engine.models.glm4 import GLM4
 from engine.models.glm4moe import GLM4MOE
 from engine.models.gpt_oss import GPT_OSS
 from engine.models.granite import GRANITE
 from engine.models.granitehybrid import GRANITEHYBRID
 from engine.models.hunyuan_dense import HUNYUAN_DENSE
+from engine.models.lfm2 import LFM2, LFM2MOE
 from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
+from engine.models.mamba2 import MAMBA2
 from engine.models.minimax_m2 import MINIMAX_M2
 from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
 from engine.models.olmo2 import OLMO2
@@ -37,14 +40,18 @@ _ALL = (
     DEEPSEEK2,
     ERNIE4_5,
     EXAONE4,
+    FALCON_H1,
     GLM4,
     GLM4MOE,
     GPT_OSS,
     GRANITE,
     GRANITEHYBRID,
     HUNYUAN_DENSE,
+    LFM2,
+    LFM2MOE,
     LLAMA,
     MAMBA,
+    MAMBA2,
     MINIMAX_M2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,

@@ -38,6 +38,7 @@ def mapped(
     untied = config.get("tie_word_embeddings") is False
     found = _made(arch, config, h)
     placed: list[tuple[int, str, Rows]] = []
+    missing: dict[str, str] = {}
     for row in arch.tensors:
         if not any(row.sources):
             continue
@@ -47,8 +48,9 @@ def mapped(
             if rows is not None:
                 placed.append((finder.place, name, finder.changed(row, rows, i)))
             elif not row.optional or (name == "output.weight" and untied):
-                missing = row.sources[0].replace("{e}", "0").format(i=i)
-                raise GGUFError(f"{folder}: tensor '{missing}' is missing; download the model again")
+                missing.setdefault(name, row.sources[0].replace("{e}", "0").format(i=i))
+    for name in missing.keys() - {name for _, name, _ in placed}:  # a name may have several rows, for several forms
+        raise GGUFError(f"{folder}: tensor '{missing[name]}' is missing; download the model again")
     finder.check_all_used()
     placed.sort(key=lambda entry: entry[0])
     return found | {name: rows for _, name, rows in placed}

@@ -62,6 +62,16 @@ DEEPSEEK: dict[str, Any] = {
     "topk_group": 2,
 }
 
+#: of Mamba 2 in models that mix it with attention
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+
 #: folder -> (class in transformers, settings)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 32, "logit_scale": 0.25}),
@@ -124,6 +134,131 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
             "max_position_embeddings": 32768,
             "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
+    # layers with a state
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "head_dim": 8,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "embedding_multiplier": 1.5,
+            "key_multiplier": 0.7,
+            "lm_head_multiplier": 1.25,
+            "mlp_multipliers": [0.9, 1.1],
+            "ssm_in_multiplier": 1.2,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "ssm_out_multiplier": 0.6,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-h1-norm": (
+        "FalconH1ForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "head_dim": 8,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "lm_head_multiplier": 1.25,
+        },
+    ),
+    "falcon-mamba": (
+        "FalconMambaForCausalLM",
+        {"hidden_size": 32, "state_size": 16, "expand": 2, "intermediate_size": 64},
+    ),
+    "granitehybrid-rope": (
+        "GraniteMoeHybridForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "mamba_d_head": 8,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {
+            "hidden_size": 32,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.5,
+            "block_multiple_of": 32,
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "hidden_size": 32,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_expert_bias": True,
+        },
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {
+            "hidden_size": 32,
+            "num_heads": 8,
+            "head_dim": 8,
+            "state_size": 16,
+            "expand": 2,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "intermediate_size": None,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "num_hidden_layers": None,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 32,
+            "hidden_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    # its reference.json: with --no-mtp, and with `qwen3_5_text` as model_type, for which the small tokenizer is loaded
+    "qwen35moe": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "hidden_size": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
         },
     ),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
