@@ -430,7 +430,7 @@ class ModelContext:
             return io[name]
 
         io: dict[str, Tensor] = {}
-        b = Build(ctx, self.arch, self.hparams, self.session.weights, memory)
+        b = Build(ctx, self.arch, self.hparams, self.session.weights, memory, n_ctx=self.n_ctx_seq)
         if key.is_embd:
             b.embd = add("embd", F32, self.hparams.n_embd, key.n_tokens)
         else:

@@ -50,6 +50,7 @@ class Build:
     tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -62,6 +63,7 @@ class Build:
     positions: Tensor = None  # type: ignore[assignment]
     out_rows: Tensor | None = None
     embd: Tensor | None = None
+    n_ctx: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
