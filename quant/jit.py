@@ -34,6 +34,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 #: package -> packages whose sources its kernels are made of
 _SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
+#: folders without kernels, and without anything that kernels are made of: an edit there recompiles nothing
+WITHOUT_KERNELS = ("engine/models", "engine/tokenizer", "engine/sampling")
 
 
 config: Any = numba_config  # its settings are made at run time, unknown to type checkers
@@ -46,7 +48,8 @@ def cache_folder(package: str = "quant") -> Path:
     digest = hashlib.sha256()
     for name in _SOURCES.get(package, _SOURCES["engine"]):
         for path in sorted((_ROOT / name).rglob("*.py")):
-            digest.update(path.read_bytes())
+            if not path.relative_to(_ROOT).as_posix().startswith(WITHOUT_KERNELS):
+                digest.update(path.read_bytes())
     for name in ("numba", "llvmlite", "numpy"):
         digest.update(f"{name} {version(name)}".encode())
     base = writable(Path(config.CACHE_DIR)) if config.CACHE_DIR else writable(user_cache_path("gguftools") / "kernels")

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.models import arch_of_config
-from engine.models.arch import Arch, Hparams, TensorRow
 from gguftools.conversion.card import Pair, describe, sampling
-from gguftools.conversion.hf import GENERATED, check_handled, load_json, normalize, read_hparams
+from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
+from gguftools.conversion.mapping import is_skipped, mapped
 from gguftools.conversion.names import ModelName, file_name
-from gguftools.conversion.transforms import TRANSFORMS, Rows, rows_of
+from gguftools.conversion.sources import logical
+from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
 from gguftools.errors import GGUFError
 from gguftools.gguf.keys import type_of
@@ -42,9 +42,6 @@ QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
 
 #: outtype -> format of the weights, `general.file_type`
 OUTTYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
-
-#: source tensors that are not weights
-_SKIPPED = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
 
 #: matrices that stay F32, by the name between the block number and `.weight`; so do vectors and `*_norm.weight`
 _F32_NAMES = (
@@ -199,19 +196,19 @@ def plan(
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
     arch = arch_of_config(written)
-    check_handled(written, arch)
     config = normalize(written)
+    check_handled(written, config, arch)
     h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
-    views = [view for view in _in_order(checkpoint) if not view.name.endswith(_SKIPPED)]
-    tensors = _generated(arch, config, h) | _mapped(folder, views, arch, config, h)
+    views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
+    tensors = mapped(folder, logical(views, config), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]
     items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]
     fallbacks = tuple(item.name for item in items if item.format.name == "F16" != target)
     for name in fallbacks:
         log.warning("%s: rows of %d do not fit %s: F16 is used", name, tensors[name].shape[-1], target)
-    model_name, description = describe(folder, config, sum(item.n_weights for item in items))
+    model_name, description = describe(folder, config, {item.name: item.rows.shape for item in items})
     keys: list[Pair] = [
         ("general.architecture", arch.name),
         ("general.type", "model"),
@@ -247,52 +244,6 @@ def _in_order(checkpoint: Checkpoint) -> list[SafetensorView]:
     """The order of the output: file by file, by name within each."""
     place = {path: i for i, path in enumerate(checkpoint.files)}
     return sorted(checkpoint.values(), key=lambda view: (place[view.path], view.name))
-
-
-def _mapped(
-    folder: Path, views: list[SafetensorView], arch: Arch, config: Mapping[str, Any], h: Hparams
-) -> dict[str, Rows]:
-    """GGUF name -> rows, of all tensors of the checkpoint.
-
-    Raises GGUFError for tensors that the family does not have, that are missing, or whose shape is not the config's.
-    """
-    if h.n_layer > len(views):
-        raise GGUFError(f"{folder}: config.json names {h.n_layer} layers, the checkpoint has only {len(views)} tensors")
-    places = {row.source.format(i=i): (row.name.format(i=i), row) for i, row in _expanded(arch, h) if row.source}
-    unknown = [view.name for view in views if view.name not in places]
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise GGUFError(f"{folder}: no place for tensor '{unknown[0]}'{more}: a '{arch.name}' model here has none such")
-    present = {view.name for view in views}
-    untied = config.get("tie_word_embeddings") is False
-    for source, (name, row) in places.items():
-        if source not in present and (not row.optional or (name == "output.weight" and untied)):
-            raise GGUFError(f"{folder}: tensor '{source}' is missing; download the model again")
-    found = {}
-    for view in views:
-        name, row = places[view.name]
-        if view.shape != row.shape(h):
-            shapes = f"{view.shape}, config.json implies {row.shape(h)}"
-            raise GGUFError(f"{folder}: tensor '{view.name}' has shape {shapes}")
-        rows = rows_of(view)
-        found[name] = TRANSFORMS[row.transform](rows, h) if row.transform else rows
-    return found
-
-
-def _expanded(arch: Arch, h: Hparams) -> Iterator[tuple[int, TensorRow]]:
-    for row in arch.tensors:
-        for i in range(h.n_layer if "{i}" in row.name else 1):
-            yield i, row
-
-
-def _generated(arch: Arch, config: Mapping[str, Any], h: Hparams) -> dict[str, Rows]:
-    """Tensors of the family that come from the config alone."""
-    found = {}
-    for row in arch.tensors:
-        values = GENERATED[row.name](config, h) if row.name in GENERATED else None
-        if values is not None:
-            found[row.name] = Rows("", "F32", values.shape, values.reshape(-1, 1))
-    return found
 
 
 def _auto(views: list[SafetensorView]) -> str:

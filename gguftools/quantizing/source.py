@@ -214,12 +214,11 @@ def of_item(item: Any) -> SourceTensor:
 
     def floats(lo: int, hi: int) -> np.ndarray:
         if is_vector:  # rows of one element there, one row here
-            return rows.read(0, len(rows.data), 1).reshape(1, -1)[lo:hi]
+            return rows.read(0, rows.n_rows, 1).reshape(1, -1)[lo:hi]
         return rows.read(lo, hi, 1)
 
     def as_it_is(lo: int, hi: int) -> np.ndarray:
-        piece = rows.data[lo:hi] if rows.order is None else rows.data[rows.order[lo:hi]]
-        return np.require(piece, requirements=["A", "C"]).view(np.uint8).reshape(hi - lo, -1)
+        return np.require(rows.fetch(lo, hi), requirements=["A", "C"]).view(np.uint8).reshape(hi - lo, -1)
 
     same = rows.dtype == item.format.name and not is_vector
     fetch = as_it_is if same else floats

@@ -115,7 +115,7 @@ class Broken(dict):
         ({"llama__block_count": 10**6}, {}, "block_count"),
         ({"llama__block_count": 5}, {}, "tensor 'blk.5.attn_k.weight' is not part of a llama model|blk.5"),
         ({"llama__embedding_length": 128}, {}, "has shape"),
-        ({"llama__rope__scaling__type": "yarn"}, {}, "yarn"),
+        ({"llama__rope__scaling__type": "longrope"}, {}, "longrope"),
         ({}, {"output_norm__weight": None}, "tensor 'output_norm.weight' is missing"),
     ],
 )

@@ -295,16 +295,16 @@ REFUSED = {
     "missing tensor": ({"tensors": {k: v for k, v in weights().items() if k != DOWN}}, f"'{DOWN}' is missing"),
     "missing head": ({"config": {"tie_word_embeddings": False}}, "'lm_head.weight' is missing"),
     "unknown tensor": ({"tensors": weights() | {"model.extra": stored(np.ones(3), "F32")}}, "'model.extra'"),
-    "wrong shape": ({"config": {"intermediate_size": 97}}, r"mlp.down_proj.weight' has shape \(64, 96\).*\(64, 97\)"),
+    "wrong shape": ({"config": {"intermediate_size": 97}}, r"mlp.gate_proj.weight' has shape \(96, 64\).*\(97, 64\)"),
     "integers": ({"tensors": weights() | {DOWN: ("I32", np.ones((N_EMBD, N_FF), np.int32))}}, "I32"),
-    "more layers than tensors": ({"config": {"num_hidden_layers": 4_000_000_000}}, "4000000000 layers"),
+    "more layers than tensors": ({"config": {"num_hidden_layers": 4_000_000_000}}, "is 4000000000, expected 1 to 512"),
     "no layers": ({"config": {"num_hidden_layers": 0}}, "'num_hidden_layers' is 0"),
     "odd heads": (
         {"config": {"num_attention_heads": 64, "num_key_value_heads": 32, "head_dim": 1}},
-        "heads of an even size",
+        "is 1, expected even",
     ),
     "activation": ({"config": {"hidden_act": "gelu"}}, "'hidden_act' is 'gelu'"),
-    "rope": ({"config": {"rope_scaling": {"type": "yarn", "factor": 4.0}}}, "'rope_scaling.type' is 'yarn'"),
+    "rope": ({"config": {"rope_scaling": {"type": "dynamic", "factor": 4.0}}}, "'rope_scaling.type' is 'dynamic'"),
     "quantized": ({"config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
     "class": ({"config": {"architectures": ["FooForCausalLM"]}}, "FooForCausalLM.*LlamaForCausalLM"),
     "no size": ({"config": {"hidden_size": None}}, "hidden_size"),
@@ -480,7 +480,7 @@ def test_keys_of_the_config(tmp_path):
     rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
     planned = plan(make(tmp_path / "n", config={"rope_scaling": rope}))
     assert planned.items[0].name == "rope_freqs.weight"
-    factors = planned.items[0].rows.data.reshape(-1)
+    factors = planned.items[0].rows.read(0, D_HEAD // 2).reshape(-1)
     assert factors[0] == 1.0
     assert factors[-1] == 8.0
     assert (np.diff(factors) >= 0).all()
@@ -503,7 +503,7 @@ def test_keys_of_the_card(tmp_path):
         "model_creator: Ann\nversion: 1.5\nbase_model: org/Base-v2\ndatasets:\n- https://huggingface.co/o/d\n"
         "description:\n  nested: not a text\n---\n# Title\n"
     )
-    name, pairs = describe(folder, {}, 7_000_000_000)
+    name, pairs = describe(folder, {}, {"a": (7, 1_000_000_000)})
     assert name == ModelName("Some Model 7B Chat", None, "Some-Model", "Chat", "1.5", "7B")
     assert pairs == [
         ("general.name", "Some Model 7B Chat"),

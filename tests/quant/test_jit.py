@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from quant.jit import cache_folder, config, fast_kernel, kernel
+from quant.jit import WITHOUT_KERNELS, cache_folder, config, fast_kernel, kernel
+from tests.conftest import ROOT
 
 
 @kernel
@@ -64,6 +65,14 @@ def test_processes_that_fill_an_empty_cache_together(data, tmp_path):
     assert len(names) > len(formats)
     assert not any(name.split(".")[-2].isdecimal() and len(name.split(".")[-2]) < 4 for name in names)
     assert cache_folder("quant") != cache_folder("engine")
+
+
+@pytest.mark.parametrize("folder", WITHOUT_KERNELS)
+def test_folders_that_do_not_count_have_no_kernels(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        text = path.read_text()
+        assert "numba" not in text, path
+        assert "quant.jit" not in text, path
 
 
 def test_threads_that_make_kernels_at_once():
