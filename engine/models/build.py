@@ -49,6 +49,7 @@ class Build:
 
     tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    n_ctx: positions that each sequence may have in the end, 0 for those of its tokens here;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -60,6 +61,7 @@ class Build:
     tokens: Tensor = None  # type: ignore[assignment]
     positions: Tensor = None  # type: ignore[assignment]
     out_rows: Tensor | None = None
+    n_ctx: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -77,7 +77,7 @@ FACTORS = tuple(
 
 def factors(b: Build) -> Tensor | None:
     """The divisors for the context that the tokens' sequences have or may grow to."""
-    n_ctx = getattr(b.memory, "n_ctx", 0) or b.tokens.ne[0] // b.n_seq
+    n_ctx = b.n_ctx or b.tokens.ne[0] // b.n_seq
     return b.w.get(f"rope_factors_{'long' if n_ctx > b.h.n_ctx_orig else 'short'}.weight")
 
 
