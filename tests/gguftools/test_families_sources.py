@@ -11,6 +11,7 @@ import pytest
 import gguftools
 from engine.errors import EngineError
 from engine.models import ARCHS
+from engine.session import Session
 from gguftools.conversion.hf import normalize, read_hparams
 from gguftools.conversion.mapping import mapped
 from gguftools.conversion.transforms import Rows, rows_of, rows_of_array
@@ -181,6 +182,35 @@ def test_settings_that_cannot_be(name, change, message, tmp_path):
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gpt-oss", "rope.freq_base", 1.0),
+        ("gpt-oss", "rope.scaling.factor", -1.0),
+        ("gpt-oss", "rope.scaling.original_context_length", 0),
+        ("gpt-oss", "rope.scaling.yarn_beta_fast", 0.0),
+        ("gpt-oss", "attention.head_count", [4, 4, 4, 4]),
+        ("gpt-oss", "expert_used_count", 0),
+        ("deepseek2", "attention.key_length", 64),
+        ("deepseek2", "attention.key_length_mla", 8),
+        ("deepseek2", "attention.kv_lora_rank", 2**31),
+        ("deepseek2", "expert_group_count", 3),
+        ("deepseek2", "expert_gating_func", 9),
+        ("deepseek2", "nextn_predict_layers", 3),
+        ("glm4moe", "leading_dense_block_count", 0),
+    ],
+)
+def test_files_that_cannot_be(name, key, value, shared, tmp_path):
+    """One line, and no allocation that a file's number would size."""
+    gguftools.convert(shared / "golden" / "arch" / name, tmp_path / "a.gguf", "f32")
+    with GGUF(tmp_path / "a.gguf") as f:
+        metadata = {**f.metadata, f"{f.metadata['general.architecture']}.{key}": value}
+        with pytest.raises(EngineError) as caught:
+            Session(metadata, f.tensors, threads=1).logits([1, 2])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_groups_that_cannot_be():
