@@ -105,6 +105,12 @@ class TensorRow:
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096
 
+
+def _has_ramp(h: Hparams) -> bool:
+    """Whether the rotary scaling is YaRN's, which goes by the original context."""
+    return getattr(h, "rope_scaling_type", None) == "yarn" or bool(getattr(h, "yarn_ext", None))
+
+
 #: (field, condition on one layer's value, what the field must be), for fields that a family has
 _SANE: tuple[tuple[str, Callable[[Hparams, Any], bool], str], ...] = (
     ("n_layer", lambda h, n: 1 <= n <= MAX_LAYERS, f"1 to {MAX_LAYERS}"),
@@ -112,6 +118,12 @@ _SANE: tuple[tuple[str, Callable[[Hparams, Any], bool], str], ...] = (
     ("n_embd_head_k", lambda h, n: n > 0, "1 or more"),
     ("n_embd_head_v", lambda h, n: n > 0, "1 or more"),
     ("n_rot", lambda h, n: n % 2 == 0 and n <= h.n_embd_head_k, "even and at most the key's length"),
+    ("rope_base", lambda h, base: base > 1, "more than 1"),
+    ("rope_base_swa", lambda h, base: base > 1, "more than 1"),
+    ("rope_scaling_factor", lambda h, factor: factor > 0, "more than 0"),
+    ("n_ctx_orig", lambda h, n: n > 0 or not _has_ramp(h), "1 or more"),
+    ("yarn_beta_fast", lambda h, rotations: rotations > 0, "more than 0"),
+    ("yarn_beta_slow", lambda h, rotations: rotations > 0, "more than 0"),
     ("n_expert", lambda h, n: 0 <= n <= MAX_EXPERTS, f"0 to {MAX_EXPERTS}"),
     ("n_expert_used", lambda h, n: 0 <= n <= h.n_expert, "at most the number of experts"),
 )

@@ -26,8 +26,13 @@ _BY_FIELD = {row.field: row for row in rows()}
 
 
 def _n_ctx_orig(config: Mapping[str, Any], h: Hparams) -> int | None:
-    found = rope_of(config).get("original_max_position_embeddings")
-    return config.get("original_max_position_embeddings") if found is None else found
+    key = "original_max_position_embeddings"
+    found = config.get(key) if rope_of(config).get(key) is None else rope_of(config)[key]
+    if is_long(config) and not found:
+        raise EngineError(f"'rope_parameters.{key}' is missing, which the rope scaling '{rope_type(config)}' needs")
+    if not is_long(config) and rope_of(config).get("long_factor") is not None:
+        raise EngineError(f"'rope_parameters.long_factor' is there, but 'rope_type' is '{rope_type(config)}'")
+    return found
 
 
 def is_long(config: Mapping[str, Any]) -> bool:
