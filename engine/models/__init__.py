@@ -3,30 +3,48 @@
 from engine.errors import EngineError
 from engine.models.arch import Arch
 from engine.models.falcon_h1 import FALCON_H1
+from engine.models.granite import GRANITE
 from engine.models.granitehybrid import GRANITEHYBRID
 from engine.models.lfm2 import LFM2, LFM2MOE
 from engine.models.llama import LLAMA
 from engine.models.mamba import MAMBA
 from engine.models.mamba2 import MAMBA2
+from engine.models.minimax_m2 import MINIMAX_M2
 from engine.models.nemotron_h import NEMOTRON_H, NEMOTRON_H_MOE
-from engine.models.qwen3 import QWEN3
+from engine.models.olmo2 import OLMO2
+from engine.models.olmoe import OLMOE
+from engine.models.qwen2 import QWEN2, QWEN2MOE
+from engine.models.qwen3 import QWEN3, QWEN3MOE
 from engine.models.qwen3next import QWEN3NEXT
 from engine.models.qwen35 import QWEN35, QWEN35MOE
+from engine.models.seed_oss import SEED_OSS
+from engine.models.smollm3 import SMOLLM3
+from engine.models.stablelm import STABLELM
 
 _ALL = (
     FALCON_H1,
+    GRANITE,
     GRANITEHYBRID,
     LFM2,
     LFM2MOE,
     LLAMA,
     MAMBA,
     MAMBA2,
+    MINIMAX_M2,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
+    OLMO2,
+    OLMOE,
+    QWEN2,
+    QWEN2MOE,
     QWEN3,
-    QWEN3NEXT,
     QWEN35,
     QWEN35MOE,
+    QWEN3MOE,
+    QWEN3NEXT,
+    SEED_OSS,
+    SMOLLM3,
+    STABLELM,
 )
 
 #: `general.architecture` -> family

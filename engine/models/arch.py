@@ -226,4 +226,7 @@ def _checked_one(value: Any, row: Hparam, key: str) -> Any:
         raise EngineError(f"key '{key}' is {value!r}, expected a number: the file is damaged")
     if row.kind == "float32" and not math.isfinite(value):
         raise EngineError(f"key '{key}' is {value!r}, expected a finite number: the file is damaged")
+    period = row.per_layer and number and 0 <= value < 2**32 and int(value) == value  # instead of a list of them
+    if row.kind == "bool" and not isinstance(value, bool) and not period:
+        raise EngineError(f"key '{key}' is {value!r}, expected true or false: the file is damaged")
     return int(value) if row.kind == "uint32" else value

@@ -148,6 +148,20 @@ def expert_rows(
     )
 
 
+#: the gate of the shared expert, one number a token
+SHARED_GATE = TensorRow(
+    "blk.{i}.ffn_gate_inp_shexp.weight", LAYER + "mlp.shared_expert_gate.weight", lambda h: (1, h.n_embd)
+)
+
+
+def wide_qk_norm_rows(source: str = LAYER + "self_attn.") -> tuple[TensorRow, ...]:
+    """Norms of queries and keys across all heads."""
+    return (
+        TensorRow("blk.{i}.attn_q_norm.weight", source + "q_norm.weight", lambda h, i: (n_q(h, i),)),
+        TensorRow("blk.{i}.attn_k_norm.weight", source + "k_norm.weight", lambda h, i: (n_k(h, i),)),
+    )
+
+
 def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hparams], int] = lambda h: 1) -> Take:
     """The first (0) or second (1) `size` rows of every one of `count` matrices: gate or up of those that have both."""
 

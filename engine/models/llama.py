@@ -9,7 +9,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rows
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, rows
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row
 from engine.models.experts import moe
 from engine.models.rotary import llama3_factors, rotate
@@ -21,6 +21,7 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 REFUSED = (
     ("hidden_act", ("silu",), "another activation"),
     ("rope_parameters.rope_type", ROPE_KINDS, "another rope scaling"),
+    *PLAIN_YARN,
 )
 
 
@@ -36,9 +37,11 @@ EXTRA = (N_VOCAB, N_ROT, Hparam("window", "{arch}.attention.sliding_window", _wi
 _IS_DENSE = lambda h, i: h.n_expert == 0  # noqa: E731
 _HAS_EXPERTS = lambda h, i: h.n_expert > 0  # noqa: E731
 
+ROPE_FREQS = TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors)
+
 TENSORS = (
     *embedding_rows(),
-    TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors),
+    ROPE_FREQS,
     *norm_row("attn_norm", LAYER + "input_layernorm"),
     *attention_rows(permuted=True),
     *norm_row("ffn_norm", LAYER + "post_attention_layernorm"),
@@ -80,7 +83,7 @@ def finish(b: Build, x: Tensor) -> Tensor:
 
 LLAMA = Arch(
     name="llama",
-    hf_names=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    hf_names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
     hparams=rows(),
     extra_hparams=EXTRA,
     tensors=TENSORS,

@@ -68,8 +68,8 @@ def check_handled(written: Mapping[str, Any], config: Mapping[str, Any], arch: A
         if value is not None and value not in accepted:
             spellings = (key, key.replace("rope_parameters.", "rope_scaling."), "rope_scaling.type")
             name = next((k for k in spellings if look_up(written, k) == value), key)
-            names = ", ".join(map(repr, accepted))
-            raise GGUFError(f"config.json: '{name}' is {value!r}: {what}; '{arch.name}' here has only {names}")
+            names = "none such" if accepted == (None,) else "only " + ", ".join(map(repr, accepted))
+            raise GGUFError(f"config.json: '{name}' is {value!r}: {what}; '{arch.name}' here has {names}")
 
 
 def read_hparams(config: Mapping[str, Any], arch: Arch) -> tuple[Hparams, list[Pair], list[Pair]]:
@@ -88,6 +88,8 @@ def _fill(h: Hparams, config: Mapping[str, Any], arch: Arch, rows: Iterable[Hpar
     for row in rows:
         where, found = _look_up_row(config, row, h)
         found = None if found is None else _checked(found, row, where)
+        if row.per_layer and not row.is_list and isinstance(found, tuple) and len(found) < h.n_layer:
+            raise GGUFError(f"config.json: '{where}' has {len(found)} values for {h.n_layer} layers")
         value = row.fill(found, h, f"config.json: {where}")
         setattr(h, row.field, value)
         if value is not None and row.written and (found is not None or row.always):
