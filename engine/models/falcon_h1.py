@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rows, silent
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
 from engine.models.llama import finish
 from engine.models.mamba_block import MAMBA2_HPARAMS, check_mamba2, mamba2, mamba2_rows, no_limits
@@ -154,7 +154,8 @@ FALCON_H1 = Arch(
     head=output_head,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
         *((name, (False,), "biases") for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")),
         no_limits(),
     ),

@@ -11,7 +11,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, part, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rows, silent
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row, qk_norm_rows
 from engine.models.experts import SIGMOID, moe
 from engine.models.recurrent import convolve
@@ -161,7 +161,8 @@ LFM2 = Arch(
     head=output_head,
     refused=(
         ("conv_bias", (False,), "biases of the convolution"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
 )

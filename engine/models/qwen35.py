@@ -13,12 +13,11 @@ from engine import ops
 from engine.models.arch import Arch, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_VOCAB, rows, silent
+from engine.models.common import N_FF_EXPERT, N_FF_SHARED, N_VOCAB, rows, silent
 from engine.models.decoder import LAYER, embedding_rows, expert_rows, ffn_rows, half_of, or_nested
 from engine.models.delta_block import DELTA_HPARAMS, check_delta, delta_net, has_state, n_mixed, tiled
 from engine.models.llama import finish
 from engine.models.qwen3next import (
-    EXPERT_HPARAMS,
     LINEAR,
     NORMS,
     REFUSED,
@@ -123,7 +122,7 @@ QWEN35MOE = replace(
     QWEN35,
     name="qwen35moe",
     hf_names=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-    extra_hparams=(*QWEN35.extra_hparams, *EXPERT_HPARAMS),
+    extra_hparams=(*QWEN35.extra_hparams, N_FF_EXPERT, N_FF_SHARED),
     tensors=or_nested((*_COMMON, *_expert_rows())),
     refused=(*REFUSED, *REFUSED_MOE),
     check=check_experts,
