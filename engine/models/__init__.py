@@ -2,6 +2,10 @@
 
 from engine.errors import EngineError
 from engine.models.arch import Arch
+from engine.models.falcon import FALCON
+from engine.models.gemma import GEMMA, GEMMA2, GEMMA3
+from engine.models.gpt2 import GPT2
+from engine.models.gptneox import GPTNEOX
 from engine.models.granite import GRANITE
 from engine.models.llama import LLAMA
 from engine.models.minimax_m2 import MINIMAX_M2
@@ -12,8 +16,15 @@ from engine.models.qwen3 import QWEN3, QWEN3MOE
 from engine.models.seed_oss import SEED_OSS
 from engine.models.smollm3 import SMOLLM3
 from engine.models.stablelm import STABLELM
+from engine.models.starcoder2 import STARCODER2
 
 _ALL = (
+    FALCON,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    GPTNEOX,
     GRANITE,
     LLAMA,
     MINIMAX_M2,
@@ -26,6 +37,7 @@ _ALL = (
     SEED_OSS,
     SMOLLM3,
     STABLELM,
+    STARCODER2,
 )
 
 #: `general.architecture` -> family

@@ -127,6 +127,7 @@ class Arch:
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
+    bounded: whether there is nothing for positions beyond the context length, because they have learned embeddings;
     check: further conditions on the parameters, which it raises EngineError for.
     """
 
@@ -144,6 +145,7 @@ class Arch:
     ignored: tuple[str, ...] = ()
     causal: bool = True
     attends: bool = True
+    bounded: bool = False
     check: Callable[[Hparams], None] | None = None
 
     @property

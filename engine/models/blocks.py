@@ -112,3 +112,8 @@ def rms_norm_across(b: Build, name: str, x: Tensor) -> Tensor:
     d, n_head, n = x.ne[:3]
     x = x if x.is_contiguous else ops.cont(b.ctx, x)
     return ops.reshape(b.ctx, rms_norm(b, name, ops.reshape(b.ctx, x, d * n_head, n)), d, n_head, n)
+
+
+def embed_with_positions(b: Build) -> Tensor:
+    """The embeddings of the tokens, plus those of their positions: [n_embd, n]."""
+    return ops.add(b.ctx, embed_tokens(b), ops.get_rows(b.ctx, b.w["position_embd.weight"], b.positions))

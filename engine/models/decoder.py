@@ -158,3 +158,14 @@ def wide_qk_norm_rows(source: str = LAYER + "self_attn.") -> tuple[TensorRow, ..
         TensorRow("blk.{i}.attn_q_norm.weight", source + "q_norm.weight", lambda h, i: (n_q(h, i),)),
         TensorRow("blk.{i}.attn_k_norm.weight", source + "k_norm.weight", lambda h, i: (n_k(h, i),)),
     )
+
+
+def also_named(rows: tuple[TensorRow, ...], beginning: str, *others: str) -> tuple[TensorRow, ...]:
+    """The rows, whose names in a checkpoint may also have one of `others` in the place of `beginning`, as where the
+    model is part of a larger one."""
+    return tuple(
+        replace(row, source=tuple(start + name.removeprefix(beginning) for start in (beginning, *others)))
+        if (name := row.sources[0]).startswith(beginning)
+        else row
+        for row in rows
+    )
