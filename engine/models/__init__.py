@@ -4,6 +4,7 @@ from engine.errors import EngineError
 from engine.models.arch import Arch
 from engine.models.falcon import FALCON
 from engine.models.gemma import GEMMA, GEMMA2, GEMMA3
+from engine.models.gemma4 import GEMMA4
 from engine.models.gpt2 import GPT2
 from engine.models.gptneox import GPTNEOX
 from engine.models.granite import GRANITE
@@ -23,6 +24,7 @@ _ALL = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     GPT2,
     GPTNEOX,
     GRANITE,

@@ -171,12 +171,17 @@ def window_rows(period: int, of_config: Callable[[Mapping[str, Any], Hparams], A
     )
 
 
-def window_of(h: Hparams, i: int) -> int:
-    """The sliding window of layer i, 0 for none."""
+def has_window(h: Hparams, i: int) -> bool:
+    """Whether layer i is one of those with a sliding window."""
     period = h.window_pattern
     if isinstance(period, (list, tuple)):
-        return h.window if period[i] else 0
-    return h.window if period == 0 or i % period < period - 1 else 0
+        return bool(period[i])
+    return period == 0 or i % period < period - 1
+
+
+def window_of(h: Hparams, i: int) -> int:
+    """The sliding window of layer i, 0 for none."""
+    return h.window if has_window(h, i) else 0
 
 
 def partial_rotary(default: float) -> Hparam:

