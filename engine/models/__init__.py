@@ -2,6 +2,7 @@
 
 from engine.errors import EngineError
 from engine.models.arch import Arch
+from engine.models.bert import BERT
 from engine.models.falcon import FALCON
 from engine.models.gemma import GEMMA, GEMMA2, GEMMA3
 from engine.models.gemma4 import GEMMA4
@@ -20,6 +21,7 @@ from engine.models.stablelm import STABLELM
 from engine.models.starcoder2 import STARCODER2
 
 _ALL = (
+    BERT,
     FALCON,
     GEMMA,
     GEMMA2,

@@ -105,7 +105,9 @@ _EXTRA = (
     Hparam(
         "n_embd_layer",
         "{arch}.embedding_length_per_layer_input",
-        lambda config, h: config.get("hidden_size_per_layer_input") or 0,
+        ("hidden_size_per_layer_input",),
+        0,
+        always=True,
     ),
     Hparam("n_embd_head_k_swa", _KEY_LENGTH, ("head_dim",)),
     Hparam("n_embd_head_v_swa", "{arch}.attention.value_length_swa", ("head_dim",)),
