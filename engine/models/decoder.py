@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from engine.models.arch import Hparams, TensorRow, at
 from engine.models.steps import Step, Take, interleaved
 
@@ -160,12 +162,26 @@ def wide_qk_norm_rows(source: str = LAYER + "self_attn.") -> tuple[TensorRow, ..
     )
 
 
+def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hparams], int] = lambda h: 1) -> Take:
+    """The first (0) or second (1) `size` rows of every one of `count` matrices: gate or up of those that have both."""
+
+    def found(h: Hparams, i: int) -> np.ndarray:
+        n = size(h, i)
+        return (2 * n * np.arange(count(h))[:, None] + which * n + np.arange(n)).reshape(-1)
+
+    return Take(found)
+
+
 def also_named(rows: tuple[TensorRow, ...], beginning: str, *others: str) -> tuple[TensorRow, ...]:
-    """The rows, whose names in a checkpoint may also have one of `others` in the place of `beginning`, as where the
-    model is part of a larger one."""
-    return tuple(
-        replace(row, source=tuple(start + name.removeprefix(beginning) for start in (beginning, *others)))
-        if (name := row.sources[0]).startswith(beginning)
-        else row
-        for row in rows
-    )
+    """The rows, whose names in a checkpoint may also have one of `others` in the place of `beginning`."""
+
+    def spellings(row: TensorRow) -> tuple[str, ...]:
+        ends = [name.removeprefix(beginning) for name in row.sources if name.startswith(beginning)]
+        return (*row.sources, *(other + end for other in others for end in ends))
+
+    return tuple(replace(row, source=spellings(row)) for row in rows)
+
+
+def or_nested(rows: tuple[TensorRow, ...], outer: str = "model.language_model.") -> tuple[TensorRow, ...]:
+    """The rows, also with the names that they have where the text model is a part of a larger one."""
+    return also_named(rows, "model.", outer)
