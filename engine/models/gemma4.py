@@ -45,26 +45,32 @@ def _slides(config: Mapping[str, Any], h: Hparams) -> list[bool]:
     return [*found[:-1], False]
 
 
-def _of_full(config: Mapping[str, Any], h: Hparams, name: str, older: str) -> Any:
-    """A setting that layers without a window have for themselves, in either form of the config."""
+def _of_full(config: Mapping[str, Any], h: Hparams) -> Mapping[str, Any]:
+    """Settings that layers without a window have for themselves, in either form of the config.
+
+    Raises EngineError if layers differ in another way.
+    """
     by_layer = config.get("per_layer_config")
     if by_layer is None:
-        return config.get(older)
-    slides = _slides(config, h)
-    return next((at[name] for i, at in by_layer.items() if not slides[int(i)] and name in at), None)
+        older = {"head_dim": config.get("global_head_dim") or 512}
+        n_head_kv = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        return older if n_head_kv is None else older | {"num_key_value_heads": n_head_kv}
+    layers = {int(i) for i in by_layer}
+    full = {i for i, slides in enumerate(_slides(config, h)) if not slides}
+    first: Mapping[str, Any] = next(iter(by_layer.values()), {})
+    same = all(settings == first for settings in by_layer.values())
+    if by_layer and not (layers == full and same and set(first) <= {"head_dim", "num_key_value_heads"}):
+        raise EngineError("'per_layer_config' has more than one head_dim and num_key_value_heads for full attention")
+    return first
 
 
 def _head_size(config: Mapping[str, Any], h: Hparams) -> int:
-    return _of_full(config, h, "head_dim", "global_head_dim") or (
-        512 if config.get("per_layer_config") is None else config["head_dim"]
-    )
+    return _of_full(config, h).get("head_dim") or config["head_dim"]
 
 
 def _n_head_kv(config: Mapping[str, Any], h: Hparams) -> Any:
-    few = _of_full(config, h, "num_key_value_heads", "num_global_key_value_heads")
-    if few is None or (config.get("per_layer_config") is None and not config.get("attention_k_eq_v")):
-        return config.get("num_key_value_heads")
-    return [config["num_key_value_heads"] if slides else few for slides in _slides(config, h)]
+    few, many = _of_full(config, h).get("num_key_value_heads"), config.get("num_key_value_heads")
+    return many if few is None else [many if slides else few for slides in _slides(config, h)]
 
 
 def _n_ff(config: Mapping[str, Any], h: Hparams) -> Any:

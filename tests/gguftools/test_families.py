@@ -308,6 +308,36 @@ def test_config_of_the_first_llama(converted, tmp_path):
     np.testing.assert_array_equal(ours.logits(ids), theirs.logits(ids))
 
 
+def renamed(path, beginning, other):
+    """Give tensors of a safetensors file other names."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    text = json.dumps(
+        {other + k.removeprefix(beginning) if k.startswith(beginning) else k: v for k, v in header.items()}
+    )
+    path.write_bytes(struct.pack("<Q", len(text)) + text.encode() + data[8 + size :])
+
+
+@pytest.mark.parametrize("outer", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_text_part_of_a_model_that_sees(name, outer, shared, converted, tmp_path):
+    """The same weights inside a larger model, whose config has the text part's settings apart."""
+    checkpoint = folders(shared)[name]
+    config = config_of(checkpoint)
+    (kind,) = config.pop("architectures")
+    config = {"architectures": [kind.replace("CausalLM", "ConditionalGeneration")], "text_config": config}
+    folder = variant(checkpoint, tmp_path / name, config, "model.vision_tower.patches.weight")
+    renamed(folder / "model.safetensors", "model.layers", outer + "layers")
+    renamed(folder / "model.safetensors", "model.embed", outer + "embed")
+    renamed(folder / "model.safetensors", "model.per", outer + "per")
+    renamed(folder / "model.safetensors", "model.norm", outer + "norm")
+    gguftools.convert(folder, tmp_path / "text.gguf", "f32")
+    ids = np.load(checkpoint / "expected.npz")["ids1"]
+    ours, theirs = (gguftools.load(path, threads=2) for path in (tmp_path / "text.gguf", converted(checkpoint)))
+    np.testing.assert_array_equal(ours.logits(ids), theirs.logits(ids))
+
+
 # --- configs and checkpoints that do not fit --------------------------------------------------------------------------
 
 #: keys that name an activation, in whatever family
@@ -382,6 +412,11 @@ HOSTILE = {
         "gemma4",
         {"num_kv_shared_layers": 3},
         ("shared_kv_layers", "is 3 of 6"),
+    ),
+    "layers of their own": (
+        "gemma4",
+        {"per_layer_config": {"5": {"head_dim": 64}, "0": {"head_dim": 16}}},
+        ("'per_layer_config'", "more than one"),
     ),
     "ALiBi": ("falcon", {"alibi": True}, ("'alibi' is True", "ALiBi")),
     "feed-forward behind": ("falcon", {"parallel_attn": False}, ("'parallel_attn' is False",)),
