@@ -203,6 +203,8 @@ class Session:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise EngineError(f"token id {bad} is outside of the vocabulary of {self.n_vocab}")
+        if self.arch.bounded and windows.shape[1] > self.n_ctx_train:
+            raise EngineError(f"{windows.shape[1]} tokens are more than the {self.n_ctx_train} positions of the model")
         return windows.shape
 
     def _bind(self, tensors: Mapping[str, WeightView]) -> dict[str, Tensor]:

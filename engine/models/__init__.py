@@ -3,14 +3,20 @@
 from engine.errors import EngineError
 from engine.models.apertus import APERTUS
 from engine.models.arch import Arch
+from engine.models.bert import BERT
 from engine.models.command_r import COHERE2, COMMAND_R
 from engine.models.deepseek2 import DEEPSEEK2
 from engine.models.ernie4_5 import ERNIE4_5
 from engine.models.exaone4 import EXAONE4
+from engine.models.falcon import FALCON
 from engine.models.falcon_h1 import FALCON_H1
+from engine.models.gemma import GEMMA, GEMMA2, GEMMA3
+from engine.models.gemma4 import GEMMA4
 from engine.models.glm4 import GLM4
 from engine.models.glm4moe import GLM4MOE
+from engine.models.gpt2 import GPT2
 from engine.models.gpt_oss import GPT_OSS
+from engine.models.gptneox import GPTNEOX
 from engine.models.granite import GRANITE
 from engine.models.granitehybrid import GRANITEHYBRID
 from engine.models.hunyuan_dense import HUNYUAN_DENSE
@@ -32,17 +38,26 @@ from engine.models.qwen35 import QWEN35, QWEN35MOE
 from engine.models.seed_oss import SEED_OSS
 from engine.models.smollm3 import SMOLLM3
 from engine.models.stablelm import STABLELM
+from engine.models.starcoder2 import STARCODER2
 
 _ALL = (
     APERTUS,
+    BERT,
     COHERE2,
     COMMAND_R,
     DEEPSEEK2,
     ERNIE4_5,
     EXAONE4,
+    FALCON,
     FALCON_H1,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GEMMA4,
     GLM4,
     GLM4MOE,
+    GPT2,
+    GPTNEOX,
     GPT_OSS,
     GRANITE,
     GRANITEHYBRID,
@@ -70,6 +85,7 @@ _ALL = (
     SEED_OSS,
     SMOLLM3,
     STABLELM,
+    STARCODER2,
 )
 
 #: `general.architecture` -> family

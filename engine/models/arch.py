@@ -142,7 +142,8 @@ class Arch:
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; beyond: beginning of the names of layers in a checkpoint, where those behind the last are left out on
     purpose: they predict further tokens; causal: whether tokens see only what is before them; attends: whether it has
-    attention; check: further conditions on the parameters, which it raises EngineError for;
+    attention; bounded: whether there is nothing for positions beyond the context length, because they have learned
+    embeddings; check: further conditions on the parameters, which it raises EngineError for;
     fits: whether a config with one of the class names is of this family, where several have the same class.
     """
 
@@ -161,6 +162,7 @@ class Arch:
     beyond: str = ""
     causal: bool = True
     attends: bool = True
+    bounded: bool = False
     check: Callable[[Hparams], None] | None = None
     fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
 

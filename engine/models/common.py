@@ -197,12 +197,17 @@ def unless_usual(period: int) -> Callable[[Mapping[str, Any], Hparams], list[boo
     return found
 
 
-def window_of(h: Hparams, i: int) -> int:
-    """The sliding window of layer i, 0 for none."""
+def has_window(h: Hparams, i: int) -> bool:
+    """Whether layer i is one of those with a sliding window."""
     period = h.window_pattern
     if isinstance(period, (list, tuple)):
-        return h.window if period[i] else 0
-    return h.window if period == 0 or i % period < period - 1 else 0
+        return bool(period[i])
+    return period == 0 or i % period < period - 1
+
+
+def window_of(h: Hparams, i: int) -> int:
+    """The sliding window of layer i, 0 for none."""
+    return h.window if has_window(h, i) else 0
 
 
 def partial_rotary(default: float) -> Hparam:
@@ -241,3 +246,36 @@ def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _head_size(h: Hparams) -> int:
     n_head = max(h.n_head) if isinstance(h.n_head, (list, tuple)) else h.n_head
     return h.n_embd // n_head
+
+
+#: names of activations in configs -> kinds of `ops.unary`
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+
+def activation_row(key: str, usual: str) -> Hparam:
+    """The activation by its name in ACTIVATIONS; key: of the config. Written only where it is not the family's usual
+    one, which readers take for granted. The reference's graphs take the tanh form of GELU for all of them."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> str | None:
+        name = config.get(key)
+        return None if name == usual else name
+
+    return Hparam("activation", "{arch}.hidden_activation", found, usual, "string")
+
+
+def unusual_base(usual: float = 10000.0) -> Hparam:
+    """The base of the rotary frequencies, written only where it is not the one that the reference takes for granted."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> float | None:
+        base = rope_of(config).get("rope_theta")
+        return None if base == usual else base
+
+    return Hparam("rope_base", _ROPE + "freq_base", found, usual, "float32")

@@ -18,6 +18,7 @@ from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
 from gguftools.conversion.mapping import is_skipped, mapped, numbers
 from gguftools.conversion.names import ModelName, file_name
+from gguftools.conversion.sentence import sentence_settings
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
@@ -196,7 +197,7 @@ def plan(
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
     arch = arch_of_config(written)
-    config = normalize(written)
+    config = {**normalize(written), **sentence_settings(folder)}
     check_handled(written, config, arch)
     checkpoint = open_checkpoint(folder)
     h, common, own = read_hparams({**config, **numbers(checkpoint, arch)}, arch)

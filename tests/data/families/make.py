@@ -5,9 +5,10 @@ and its logits. Only whoever adds one needs this, with `torch` and `transformers
 
 Every row of MODELS becomes a folder: config.json, model.safetensors (weights exact in bfloat16), the tokenizer of the
 shared checkpoint `llama`, and expected.npz: two prompts `ids`, the logits at some `rows` of each, and the negative
-log-probability of every next token, in float32 with plain attention. Every row of VARIANTS becomes a folder without
-weights and tokenizer: base.txt names the shared checkpoint that has them. With the sources of llama.cpp and the
-packages of its converter, reference.json as well: what that writes with `--outtype f32`.
+log-probability of every next token, in float32 with plain attention; of an encoder, which has its own vocabulary, the
+`hidden` states. Every row of VARIANTS becomes a folder without weights and tokenizer: base.txt names the shared
+checkpoint that has them. With the sources of llama.cpp and the packages of its converter, reference.json as well: what
+that writes with `--outtype f32`.
 """
 
 from __future__ import annotations
@@ -319,6 +320,62 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "StableLmForCausalLM",
         {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False},
     ),
+    "bert": (
+        "BertModel",
+        {"vocab_size": 256, "num_key_value_heads": None, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0},
+    ),
+    "falcon-11b": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96},
+    ),
+    "falcon-7b": ("FalconForCausalLM", {"multi_query": True, "rope_parameters": {"rope_theta": 50000.0}}),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 32, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma4-experts": (
+        "Gemma4ForCausalLM",
+        {
+            "intermediate_size": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 32,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4-shared": (
+        "Gemma4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 32,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 2048,
+        },
+    ),
+    "gptneox-sequential": (
+        "GPTNeoXForCausalLM",
+        {
+            "hidden_size": 48,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_fast",
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "starcoder2-window": ("Starcoder2ForCausalLM", {"sliding_window": 32, "use_bias": False}),
 }
 
 YARN = {
@@ -369,7 +426,7 @@ def randomize(model) -> None:
         if p.ndim > 1:
             values = noise / p.shape[-1] ** 0.5
         else:
-            values = 0.1 * noise + (1.0 if name.endswith("weight") else 0.0)
+            values = 0.1 * noise + (1.0 if name.endswith(("weight", "scale", "scalar")) else 0.0)
         p.copy_(values.bfloat16())
 
 
@@ -379,10 +436,14 @@ def expected(model) -> dict[str, np.ndarray]:
 
     prompts, found = np.load(DONOR / "expected.npz"), {}
     for n in "01":
-        ids, rows = prompts["ids" + n], prompts["rows" + n]
+        ids, rows = prompts["ids" + n] % model.config.vocab_size, prompts["rows" + n]
+        found["ids" + n] = ids
+        if not hasattr(model, "lm_head") and not hasattr(model, "embed_out"):
+            found["hidden" + n] = model(torch.tensor(ids[None].astype(np.int64))).last_hidden_state[0].numpy()
+            continue
         logits = model(torch.tensor(ids[None].astype(np.int64)), use_cache=False).logits[0]
         nll = -torch.log_softmax(logits.double(), -1)[torch.arange(len(ids) - 1), ids[1:]]
-        found |= {"ids" + n: ids, "rows" + n: rows, "logits" + n: logits[rows].numpy(), "nll" + n: nll.numpy()}
+        found |= {"rows" + n: rows, "logits" + n: logits[rows].numpy(), "nll" + n: nll.numpy()}
     return found
 
 
@@ -419,15 +480,46 @@ def make(name: str) -> None:
         np.savez_compressed(HERE / "expected.npz", **expected(model))
     model.to(torch.bfloat16).save_pretrained(folder)
     (HERE / "expected.npz").replace(folder / "expected.npz")
+    if name == "bert":
+        sentence_files(folder)
+        return
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(DONOR / file, folder / file)
 
 
-#: llama.cpp's converter, which does not know the small tokenizer by its digest
+def sentence_files(folder: Path) -> None:
+    """A WordPiece vocabulary of letters and a few words, and what sentence-transformers adds to a folder."""
+    from tokenizers import BertWordPieceTokenizer
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [chr(c) for c in range(33, 127) if not chr(c).isupper()]
+    words = ["the", "quick", "brown", "fox", "jump", "##s", "over", "lazy", "dog", "hello", "world", "##ing", "##ed"]
+    pieces = dict.fromkeys([*special, *letters, *("##" + c for c in letters if c.isalnum()), *words])
+    tokenizer = BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    settings |= {piece[1:-1].lower() + "_token": piece for piece in special}
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for file, content in (
+        ("tokenizer_config.json", settings),
+        ("modules.json", modules),
+        ("1_Pooling/config.json", pooling),
+    ):
+        (folder / file).write_text(json.dumps(content, indent=1) + "\n")
+
+
+#: llama.cpp's converter, which does not know the small tokenizer by its digest, nor expects it in some families
 CONVERTER = """
 import convert_hf_to_gguf
 from conversion.base import TextModel
+from conversion.gemma import Gemma4Model, GemmaModel
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
+GemmaModel.set_vocab = Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
 convert_hf_to_gguf.main()
 """
 
