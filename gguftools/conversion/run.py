@@ -156,7 +156,7 @@ def plan(
     h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
     views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
-    tensors = mapped(folder, logical(views, config), arch, config, h)
+    tensors = mapped(folder, logical(views, config, folder), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]
     items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]
