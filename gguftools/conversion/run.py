@@ -19,6 +19,7 @@ import numpy as np
 from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
+from gguftools.conversion.layouts import text_class, text_views
 from gguftools.conversion.mapping import is_skipped, mapped
 from gguftools.conversion.names import file_name
 from gguftools.conversion.sources import logical
@@ -150,12 +151,12 @@ def plan(
     if outtype != "auto" and outtype.lower() not in OUTTYPES:
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
-    arch = arch_of_config(written)
+    arch = arch_of_config(text_class(written))
     config = normalize(written)
     check_handled(written, config, arch)
     h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
-    views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
+    views = [view for view in text_views(folder, _in_order(checkpoint)) if not is_skipped(view.name, arch)]
     tensors = mapped(folder, logical(views, config, folder), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]

@@ -7,6 +7,7 @@ rows are dequantized when they are read. A method of quantization is one file he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from gguftools.conversion.sources.parts import Kind, Method, Parts
 from gguftools.conversion.transforms import Rows, rows_of
 from gguftools.errors import GGUFError
 from gguftools.safetensors import SafetensorView
+
+log = logging.getLogger(__name__)
 
 #: all methods of quantization that are read
 METHODS: tuple[Method, ...] = tuple(
@@ -55,6 +58,8 @@ def logical(views: Iterable[SafetensorView], config: Mapping[str, Any], folder: 
         if weight in late or (weight in by_name and weight != view.name):
             raise GGUFError(f"{view.path}: the weight '{weight}' is there twice, also as '{view.name}'; remove one")
         (found if weight == view.name else late)[weight] = rows
+    if not used:
+        log.warning("%s: config.json speaks of weights quantized by %s, but there are none", folder, method.names[0])
     plain = {
         view.name: found[view.name] if view.name in found else _plain(view, method)
         for view in views
