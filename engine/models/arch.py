@@ -30,6 +30,7 @@ class Hparam:
     far, which returns None for "not there"; default: REQUIRED, a value, or a function of the parameters read so far
     (rows are read in order); kind: GGUF value type (`uint32`, `float32`, `bool`, `string`). per_layer: a single value,
     or a list with one for each layer (`at` reads both); is_list: always a list, of any length.
+    inverse: for a `config` that is a function, the way back: value and parameters -> keys of a config.json.
     Conversion writes a row only where the config has it, unless `always`: then also its default; and not at all unless
     `written`.
     """
@@ -43,6 +44,7 @@ class Hparam:
     written: bool = True
     per_layer: bool = False
     is_list: bool = False
+    inverse: Callable[[Any, Hparams], Mapping[str, Any]] | None = None
 
     def fill(self, found: Any, so_far: Hparams, where: str) -> Any:
         """The row's value: what was found, or its default. Raises EngineError for a missing required one."""
@@ -127,7 +129,8 @@ class Arch:
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
-    check: further conditions on the parameters, which it raises EngineError for.
+    check: further conditions on the parameters, which it raises EngineError for; hf_class: of which of `hf_names` a
+    model with these parameters is, for export (the first, if there is no function).
     """
 
     name: str
@@ -145,6 +148,7 @@ class Arch:
     causal: bool = True
     attends: bool = True
     check: Callable[[Hparams], None] | None = None
+    hf_class: Callable[[Hparams], str] | None = None
 
     @property
     def rows(self) -> tuple[Hparam, ...]:

@@ -31,7 +31,17 @@ def _window(config: Mapping[str, Any], h: Hparams) -> int | None:
     )
 
 
-EXTRA = (N_VOCAB, N_ROT, Hparam("window", "{arch}.attention.sliding_window", _window, 0))
+EXTRA = (
+    N_VOCAB,
+    N_ROT,
+    Hparam(
+        "window",
+        "{arch}.attention.sliding_window",
+        _window,
+        0,
+        inverse=lambda value, h: {"sliding_window": value},
+    ),
+)
 
 _IS_DENSE = lambda h, i: h.n_expert == 0  # noqa: E731
 _HAS_EXPERTS = lambda h, i: h.n_expert > 0  # noqa: E731
@@ -90,4 +100,5 @@ LLAMA = Arch(
     head=output_head,
     refused=REFUSED,
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
+    hf_class=lambda h: f"{'Mixtral' if h.n_expert else 'Mistral' if h.window else 'Llama'}ForCausalLM",
 )
