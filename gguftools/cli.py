@@ -36,6 +36,7 @@ from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.recipe import recipe_app
 from gguftools.commands.report import report_
 from gguftools.commands.sensitivity import sensitivity
 from gguftools.commands.split import merge, split
@@ -53,7 +54,7 @@ COMMANDS = (
     *(demo, convert, export, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace),
 )
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
-GROUPS = (imatrix_app,)
+GROUPS = (imatrix_app, recipe_app)
 
 app = typer.Typer(
     name="gguftools",

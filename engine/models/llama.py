@@ -46,9 +46,11 @@ EXTRA = (
 _IS_DENSE = lambda h, i: h.n_expert == 0  # noqa: E731
 _HAS_EXPERTS = lambda h, i: h.n_expert > 0  # noqa: E731
 
+ROPE_FREQS = TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors)
+
 TENSORS = (
     *embedding_rows(),
-    TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors),
+    ROPE_FREQS,
     *norm_row("attn_norm", LAYER + "input_layernorm"),
     *attention_rows(permuted=True),
     *norm_row("ffn_norm", LAYER + "post_attention_layernorm"),
@@ -90,7 +92,7 @@ def finish(b: Build, x: Tensor) -> Tensor:
 
 LLAMA = Arch(
     name="llama",
-    hf_names=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    hf_names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
     hparams=rows(),
     extra_hparams=EXTRA,
     tensors=TENSORS,
