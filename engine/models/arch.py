@@ -130,7 +130,7 @@ class Arch:
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
     check: further conditions on the parameters, which it raises EngineError for; hf_class: of which of `hf_names` a
-    model with these parameters is, for export (the first, if there is no function).
+    model with these parameters is, for export (the first, if there is no function, or it names none of them).
     """
 
     name: str

@@ -165,6 +165,7 @@ _ROWS = (
         lambda config, h: _nested(config, "sliding_attention").get("rope_theta"),
         lambda h: h.rope_base,
         "float32",
+        inverse=_under("sliding_attention.rope_theta"),
     ),
     Hparam("norm_eps", "{arch}.attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps"), kind="float32"),
     Hparam("n_expert", "{arch}.expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0),

@@ -90,6 +90,10 @@ def finish(b: Build, x: Tensor) -> Tensor:
     return rms_norm(b, "output_norm", x)
 
 
+def _hf_class(h: Hparams) -> str:
+    return f"{'Mixtral' if h.n_expert else 'Mistral' if getattr(h, 'window', 0) else 'Llama'}ForCausalLM"
+
+
 LLAMA = Arch(
     name="llama",
     hf_names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
@@ -102,5 +106,5 @@ LLAMA = Arch(
     head=output_head,
     refused=REFUSED,
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
-    hf_class=lambda h: f"{'Mixtral' if h.n_expert else 'Mistral' if h.window else 'Llama'}ForCausalLM",
+    hf_class=_hf_class,
 )

@@ -50,7 +50,8 @@ def config_of(
 
     Raises GGUFError for parameters that config.json has no spelling for.
     """
-    name = arch.hf_class(h) if arch.hf_class is not None else arch.hf_names[0]
+    name = arch.hf_class(h) if arch.hf_class is not None else ""
+    name = name if name in arch.hf_names else arch.hf_names[0]
     config: dict[str, Any] = {
         "architectures": [name],
         "model_type": _MODEL_TYPES.get(name, name.removesuffix("ForCausalLM").lower()),
@@ -73,6 +74,7 @@ def config_of(
         if tensor in tensors:
             _set(config, f"rope_parameters.{key}", [_plain(v) for v in tensors[tensor].dequantize(1)])
             _set(config, "rope_parameters.rope_type", "longrope")
+    _by_kind(config)
     config["vocab_size"] = tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in tensors
     if "blk.0.attn_q.bias" in tensors:
@@ -121,6 +123,15 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
     for part in outer:
         config = config.setdefault(part, {})
     config.setdefault(last, value)
+
+
+def _by_kind(config: dict[str, Any]) -> None:
+    """Rotary settings of all layers beside those of a kind become those of the other kind."""
+    rope = config.get("rope_parameters", {})
+    kinds = {key: {"rope_type": "default", **value} for key, value in rope.items() if isinstance(value, dict)}
+    if kinds:
+        rest = {"rope_type": "default"} | {key: value for key, value in rope.items() if key not in kinds}
+        config["rope_parameters"] = {"full_attention": rest, **kinds}
 
 
 def _find_llama3(config: dict[str, Any], factors: np.ndarray, arch: Arch, h: Hparams) -> None:
