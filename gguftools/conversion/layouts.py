@@ -34,7 +34,7 @@ def text_class(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> text_class(parts)["architectures"]
     ['LlamaForCausalLM']
     """
-    known = {name for arch in ARCHS.values() for name in arch.hf_names}
+    known = [name for arch in ARCHS.values() for name in arch.hf_names]
     names = config.get("architectures")
     text = config.get("text_config")
     if not isinstance(text, Mapping) or (isinstance(names, list) and any(name in known for name in names)):
@@ -43,7 +43,7 @@ def text_class(config: Mapping[str, Any]) -> dict[str, Any]:
     found = [name for name in inner if name in known] if isinstance(inner, list) else []
     if not found:
         kind = str(text.get("model_type", "")).removesuffix("_text").replace("_", "").lower()
-        found = sorted(name for name in known if name.lower().removesuffix("forcausallm") == kind)
+        found = [name for name in known if name.lower().removesuffix("forcausallm") == kind][:1]
     return {**config, "architectures": found or names}
 
 
