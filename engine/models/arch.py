@@ -31,6 +31,7 @@ class Hparam:
     (rows are read in order); kind: GGUF value type (`uint32`, `float32`, `bool`, `string`). per_layer: a single value,
     or a list with one for each layer (`at` reads both); is_list: always a list, of any length.
     source: a checkpoint's tensors of one number, one a layer, that are the row's values, if not the config has these.
+    inverse: for a `config` that is a function, the way back: value and parameters -> keys of a config.json.
     Conversion writes a row only where the config has it, unless `always`: then also its default; and not at all unless
     `written`.
     """
@@ -45,6 +46,7 @@ class Hparam:
     per_layer: bool = False
     is_list: bool = False
     source: str = ""
+    inverse: Callable[[Any, Hparams], Mapping[str, Any]] | None = None
 
     def fill(self, found: Any, so_far: Hparams, where: str) -> Any:
         """The row's value: what was found, or its default. Raises EngineError for a missing required one."""
@@ -144,7 +146,9 @@ class Arch:
     purpose: they predict further tokens; causal: whether tokens see only what is before them; attends: whether it has
     attention; bounded: whether there is nothing for positions beyond the context length, because they have learned
     embeddings; check: further conditions on the parameters, which it raises EngineError for;
-    fits: whether a config with one of the class names is of this family, where several have the same class.
+    fits: whether a config with one of the class names is of this family, where several have the same class;
+    hf_class: of which of `hf_names` a model with these parameters is, for export (the first, if there is no function,
+    or it names none of them).
     """
 
     name: str
@@ -165,6 +169,7 @@ class Arch:
     bounded: bool = False
     check: Callable[[Hparams], None] | None = None
     fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
+    hf_class: Callable[[Hparams], str] | None = None
 
     @property
     def rows(self) -> tuple[Hparam, ...]:

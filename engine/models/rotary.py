@@ -74,7 +74,8 @@ def mscale(factor: float, multiplier: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-_LLAMA3 = {
+#: settings of Llama 3.1's rotary scaling, and their defaults
+LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -91,7 +92,7 @@ def llama3_factors(config: Mapping[str, Any], h: Hparams) -> np.ndarray | None:
     """
     if rope_type(config) != "llama3":
         return None
-    settings = {name: rope_of(config).get(name, default) for name, default in _LLAMA3.items()}
+    settings = {name: rope_of(config).get(name, default) for name, default in LLAMA3.items()}
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise EngineError(f"config.json: 'rope_parameters.{name}' is {value!r}, expected a positive number")
