@@ -8,6 +8,7 @@ the names and letters of llama.cpp's `--samplers` and `--sampler-seq`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -200,6 +201,10 @@ def build(params: Params, texts: TokenTexts | None = None, n_vocab: int = 0) -> 
     return links
 
 
+#: samplers whose copy shares their stream, and nothing else that changes
+_DRAWING = (Xtc, Dist, Mirostat, AdaptiveP)
+
+
 class Chain:
     """Samplers in order, and a grammar that may stand before them.
 
@@ -302,11 +307,8 @@ class Chain:
 
     def fork(self) -> Chain:
         """A clone that draws from the same streams: what it draws, this one will not draw again."""
-        twin = self.clone()
-        for mine, other in zip(self.links, twin.links):
-            if isinstance(mine, Xtc | Dist | Mirostat | AdaptiveP):
-                other.stream = mine.stream
-        return twin
+        links = [copy(link) if isinstance(link, _DRAWING) else link.clone() for link in self.links]
+        return Chain(links, self.grammar.clone() if self.grammar is not None else None)
 
     def __str__(self) -> str:
         """The chain in one line; samplers that are off have a question mark."""

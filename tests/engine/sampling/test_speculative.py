@@ -164,7 +164,7 @@ def test_a_chain_with_a_memory_and_a_coin_is_unchanged():
     chain = Chain.of(params, texts, GrammarMatcher.of("root ::= [abc] [abd] .*", texts))
     counts = np.zeros((2, 4, 4))
     drafts, stream = Stream(1), Stream(2)
-    for _ in range(4000):
+    for _ in range(2000):
         plain, drafted = chain.fork(), chain.fork()
         text = []
         for row in rows[:2]:
