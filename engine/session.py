@@ -15,12 +15,15 @@ from engine.errors import EngineError
 from engine.graph import Graph
 from engine.memory import Memory, Prepared, report
 from engine.models import get_arch
+from engine.models.build import Build, Windows
 from engine.ops.op import F32, I32
 from engine.scheduler import Scheduler
 from engine.tensor import Flag, Tensor
 from engine.tokenizer import Tokenizer, from_metadata
 from quant import Format
 
+GRAPH_NODES = 160  # of one layer, at most
+NODE_BYTES = 512  # of a node's header and its places in the graph
 HEAD_ROWS = 256  # rows of logits that are computed at a time: bounds memory for large vocabularies
 
 #: Called with the weight's name and the float32 [rows, n] that it is multiplied with; for a weight of several matrices
@@ -134,7 +137,8 @@ class Session:
         prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size)
         io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
-        io["positions"].array()[...] = np.arange(n_tokens)
+        if io["positions"].buffer is not None:  # models without positions do not read them
+            io["positions"].array()[...] = np.tile(np.arange(n_tokens), n_seq)
         if rows is not None:
             io["rows"].array()[...] = rows
         self._run(prepared, observe)
@@ -217,12 +221,13 @@ class Session:
         if key in self._prepared:
             self.graphs_reused += 1
             return self._prepared[key]
-        ctx = Context()
+        n_nodes = max(2048, GRAPH_NODES * self.hparams.n_layer)
+        ctx = Context(max(16 << 20, n_nodes * NODE_BYTES))
         build = self._build_body if key[0] == "body" else self._build_head
         io = build(ctx, *key[1:])
         io["result"].flags |= Flag.OUTPUT
         io["result"].name = "result"
-        graph = Graph(max(2048, 32 * self.hparams.n_layer), ctx).expand(io["result"])
+        graph = Graph(n_nodes, ctx).expand(io["result"])
         executable = self.backend.prepare(graph, self._threads if n_tokens == 1 else None)
         self.graphs_built += 1
         while len(self._prepared) >= 4:  # a run uses two or three shapes
@@ -233,18 +238,21 @@ class Session:
     def _build_body(self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None) -> dict[str, Tensor]:
         io = {
             "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
-            "positions": _input(ctx, I32, n_tokens, name="positions"),
+            "positions": _input(ctx, I32, n_seq * n_tokens, name="positions"),
         }
         if n_rows is not None:
             io["rows"] = _input(ctx, I32, n_rows, name="rows")
-        io["result"] = self.arch.body(
-            ctx, self.hparams, self.weights, io["tokens"], io["positions"], n_seq, io.get("rows")
-        )
+        build = self._build(ctx, n_seq)
+        build.tokens, build.positions, build.out_rows = io["tokens"], io["positions"], io.get("rows")
+        io["result"] = build.body()
         return io
 
     def _build_head(self, ctx: Context, n: int) -> dict[str, Tensor]:
         hidden = _input(ctx, F32, self.hparams.n_embd, n, name="hidden")
-        return {"hidden": hidden, "result": self.arch.head(ctx, self.hparams, self.weights, hidden)}
+        return {"hidden": hidden, "result": self.arch.head(self._build(ctx, n), hidden)}
+
+    def _build(self, ctx: Context, n_seq: int) -> Build:
+        return Build(ctx, self.arch, self.hparams, self.weights, Windows(n_seq))
 
 
 def _input(ctx: Context, format: Format, *ne: int, name: str) -> Tensor:

@@ -12,6 +12,7 @@ It is switched off by name, since a function otherwise takes over the setting of
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import lru_cache
@@ -33,6 +34,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 #: package -> packages whose sources its kernels are made of
 _SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
+#: folders without kernels, and without anything that kernels are made of: an edit there recompiles nothing
+WITHOUT_KERNELS = ("engine/models", "engine/tokenizer", "engine/sampling")
 
 
 config: Any = numba_config  # its settings are made at run time, unknown to type checkers
@@ -45,7 +48,8 @@ def cache_folder(package: str = "quant") -> Path:
     digest = hashlib.sha256()
     for name in _SOURCES.get(package, _SOURCES["engine"]):
         for path in sorted((_ROOT / name).rglob("*.py")):
-            digest.update(path.read_bytes())
+            if not path.relative_to(_ROOT).as_posix().startswith(WITHOUT_KERNELS):
+                digest.update(path.read_bytes())
     for name in ("numba", "llvmlite", "numpy"):
         digest.update(f"{name} {version(name)}".encode())
     base = writable(Path(config.CACHE_DIR)) if config.CACHE_DIR else writable(user_cache_path("gguftools") / "kernels")
@@ -66,15 +70,19 @@ class _CacheFile(IndexDataCacheFile):
         self._save_index(self._load_index() | {key: name})
 
 
+_setting = threading.Lock()  # modules with kernels may be imported on several threads at once
+
+
 @contextmanager
 def _cache_of(function: Callable):
     """numba's cache folder is the one of the function's package."""
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+    with _setting:
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
 
 
 def _cached(compiled: Any, function: Callable):

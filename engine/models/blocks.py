@@ -5,40 +5,110 @@ Shapes are in ggml's order, axis 0 first; `n` is the number of tokens of all seq
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from engine import ops
-from engine.context import Context
+from engine.models.arch import at
+from engine.models.build import Build
 from engine.tensor import Tensor
 
-Weights = Mapping[str, Tensor]
+
+def embed_tokens(b: Build) -> Tensor:
+    """The embeddings of the tokens: [n_embd, n]."""
+    return ops.get_rows(b.ctx, b.w["token_embd.weight"], b.tokens)
 
 
-def linear(ctx: Context, w: Weights, name: str, x: Tensor) -> Tensor:
-    """x times the weight `name`, plus its bias if the model has one."""
-    y = ops.mul_mat(ctx, w[name + ".weight"], x)
-    bias = w.get(name + ".bias")
-    return y if bias is None else ops.add(ctx, y, bias)
+def linear(b: Build, name: str, x: Tensor) -> Tensor:
+    """x times the weight `name`, plus its bias if the model has one. Every product of a weight matrix comes through
+    here, or through `linear_experts`."""
+    y = ops.mul_mat(b.ctx, b.w[name + ".weight"], x)
+    scale = b.w.get(name + ".scale")  # of the whole tensor, for formats whose block scales are small (NVFP4)
+    y = y if scale is None else ops.mul(b.ctx, y, scale)
+    bias = b.w.get(name + ".bias")
+    return y if bias is None else ops.add(b.ctx, y, bias)
 
 
-def rms_norm(ctx: Context, w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
-    """RMS norm with its weight."""
-    return ops.mul(ctx, ops.rms_norm(ctx, x, eps), w[name + ".weight"])
+def linear_experts(b: Build, name: str, x: Tensor, ids: Tensor) -> Tensor:
+    """x [k, 1 or n_used, n] through the experts `ids` I32 [n_used, n] of the weight `name`: [rows, n_used, n]."""
+    y = ops.mul_mat_id(b.ctx, b.w[name + ".weight"], x, ids)
+    scale = b.w.get(name + ".scale")  # one an expert
+    if scale is not None:
+        factors = ops.get_rows(b.ctx, ops.reshape(b.ctx, scale, 1, scale.ne[0]), flat(b, ids))
+        y = ops.mul(b.ctx, y, ops.reshape(b.ctx, factors, 1, *ids.ne[:2]))
+    bias = b.w.get(name + ".bias")
+    return y if bias is None else ops.add_id(b.ctx, y, bias, ids)
 
 
-def heads(ctx: Context, x: Tensor, d: int, n_seq: int) -> Tensor:
-    """[d * n_head, n] -> [d, n_head, n / n_seq, n_seq]."""
-    return ops.reshape(ctx, x, d, x.ne[0] // d, x.ne[1] // n_seq, n_seq)
+def flat(b: Build, x: Tensor) -> Tensor:
+    """All elements along one axis."""
+    return ops.reshape(b.ctx, x if x.is_contiguous else ops.cont(b.ctx, x), x.n_elements)
 
 
-def attend(ctx: Context, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of heads [d, n_head, n_tokens, n_seq] -> [dv * n_head, n]."""
-    q, k, v = (ops.permute(ctx, t, 0, 2, 1, 3) for t in (q, k, v))
-    y = ops.attention(ctx, q, k, v, scale)
-    return ops.reshape(ctx, y, y.ne[0] * y.ne[1], y.ne[2] * y.ne[3])
+def rms_norm(b: Build, name: str, x: Tensor, eps: float | None = None) -> Tensor:
+    """RMS norm with its weight, if there is one (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    y = ops.rms_norm(b.ctx, x, b.h.norm_eps if eps is None else eps)
+    weight = b.w.get(name + ".weight")
+    return y if weight is None else ops.mul(b.ctx, y, weight)
 
 
-def ffn_swiglu(ctx: Context, w: Weights, prefix: str, x: Tensor) -> Tensor:
-    """down(silu(gate(x)) * up(x))."""
-    gate, up = linear(ctx, w, prefix + "ffn_gate", x), linear(ctx, w, prefix + "ffn_up", x)
-    return linear(ctx, w, prefix + "ffn_down", ops.swiglu(ctx, gate, up))
+def layer_norm(b: Build, name: str, x: Tensor, eps: float | None = None) -> Tensor:
+    """Layer norm with its weight and bias, where there are some (Ba et al. 2016, arXiv 1607.06450)."""
+    y = ops.norm(b.ctx, x, b.h.norm_eps if eps is None else eps)
+    weight, bias = b.w.get(name + ".weight"), b.w.get(name + ".bias")
+    y = y if weight is None else ops.mul(b.ctx, y, weight)
+    return y if bias is None else ops.add(b.ctx, y, bias)
+
+
+def heads(b: Build, x: Tensor, d: int) -> Tensor:
+    """[d * n_head, n] -> [d, n_head, n]; `x` may be part of wider rows."""
+    return ops.view(b.ctx, x, (d, x.ne[0] // d, x.ne[1]), (d * x.nb[0], x.nb[1]))
+
+
+def part(b: Build, x: Tensor, first: int, size: int) -> Tensor:
+    """Elements first to first + size of each row of x [n_all, n]: a view [size, n]."""
+    return ops.view(b.ctx, x, (size, *x.ne[1:]), x.nb[1:], first * x.nb[0])
+
+
+def qkv(b: Build, i: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of layer i as heads, from three matrices or from one that has all."""
+    blk, h = f"blk.{i}.", b.h
+    d_k, d_v = h.n_embd_head_k, h.n_embd_head_v
+    n_q, n_k, n_v = at(h.n_head, i) * d_k, at(h.n_head_kv, i) * d_k, at(h.n_head_kv, i) * d_v
+    if blk + "attn_qkv.weight" in b.w:
+        y = linear(b, blk + "attn_qkv", x)
+        q, k, v = part(b, y, 0, n_q), part(b, y, n_q, n_k), part(b, y, n_q + n_k, n_v)
+    else:
+        q, k, v = (linear(b, blk + name, x) for name in ("attn_q", "attn_k", "attn_v"))
+    return heads(b, q, d_k), heads(b, k, d_k), heads(b, v, d_v)
+
+
+def output_head(b: Build, hidden: Tensor) -> Tensor:
+    """Hidden states [n_embd, n] -> logits [n_vocab, n]; without an output matrix the embedding serves as one."""
+    if "output.weight" in b.w:
+        return linear(b, "output", hidden)
+    return ops.mul_mat(b.ctx, b.w["token_embd.weight"], hidden)
+
+
+# --- feed-forward -----------------------------------------------------------------------------------------------------
+
+
+def ffn_gated(b: Build, prefix: str, x: Tensor, kind: str = "swiglu", suffix: str = "") -> Tensor:
+    """down(act(gate(x)) * up(x)); kind: of `ops.glu`; gate and up may be one matrix, gate first; suffix: of the
+    tensors' names, such as `_shexp` of the shared expert."""
+    up = linear(b, f"{prefix}ffn_up{suffix}", x)
+    if f"{prefix}ffn_gate{suffix}.weight" in b.w:
+        y = ops.glu(b.ctx, kind, linear(b, f"{prefix}ffn_gate{suffix}", x), up)
+    else:
+        y = ops.glu(b.ctx, kind, up)
+    return linear(b, f"{prefix}ffn_down{suffix}", y)
+
+
+def ffn_plain(b: Build, prefix: str, x: Tensor, kind: str = "gelu", suffix: str = "") -> Tensor:
+    """down(act(up(x))); kind: of `ops.unary`."""
+    up = linear(b, f"{prefix}ffn_up{suffix}", x)
+    return linear(b, f"{prefix}ffn_down{suffix}", ops.unary(b.ctx, kind, up))
+
+
+def rms_norm_across(b: Build, name: str, x: Tensor) -> Tensor:
+    """RMS norm of heads x [d, n_head, n] over all elements of a token, and the heads again."""
+    d, n_head, n = x.ne[:3]
+    x = x if x.is_contiguous else ops.cont(b.ctx, x)
+    return ops.reshape(b.ctx, rms_norm(b, name, ops.reshape(b.ctx, x, d * n_head, n)), d, n_head, n)

@@ -7,13 +7,14 @@ suggest. A card is written by hand: what is no text or list of texts is left out
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gguftools.conversion.names import ModelName, parse_name, size_label, title
+from gguftools.conversion.names import ModelName, expert_count, parse_name, size_label, title
 from gguftools.errors import GGUFError
 
 log = logging.getLogger(__name__)
@@ -95,11 +96,16 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def describe(folder: Path, config: Mapping[str, Any], n_params: int) -> tuple[ModelName, list[Pair]]:
+def describe(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[ModelName, list[Pair]]:
     """The model's name, complete as far as anything tells, and its `general.*` keys.
 
-    config: of config.json; n_params: number of weights.
+    config: of config.json; shapes: GGUF name -> NumPy shape of all tensors.
     """
+    n_params = sum(map(math.prod, shapes.values()))
+    n_experts, n_of_one = expert_count(shapes)
+    size = size_label(n_of_one, n_experts) if n_experts else size_label(n_params)
     card = read_card(folder / "README.md")
     ids = [config.get("_name_or_path"), folder.resolve().name]
     # a path of somebody's machine is no name
@@ -110,7 +116,7 @@ def describe(folder: Path, config: Mapping[str, Any], n_params: int) -> tuple[Mo
         is_title = part in ("name", "organization")
         parts[part] = _first_text(card, names) or (title(guess) if guess and is_title else guess)
     name = ModelName(**parts)
-    name = replace(name, name=name.name or "model", size_label=name.size_label or size_label(n_params))
+    name = replace(name, name=name.name or "model", size_label=name.size_label or size)
     texts = {key: _first_text(card, names) for key, names in _TEXTS.items()}
     texts |= {f"general.{part}": getattr(name, part) for part in _NAMES}
     pairs: list[Pair] = [(key, text) for key in _ORDER if (text := texts[key])]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from engine.errors import EngineError
 from engine.models.arch import REQUIRED, Arch, Hparam, Hparams
 from gguftools.conversion.card import Pair, is_number
 from gguftools.errors import GGUFError
@@ -35,18 +33,21 @@ def load_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 
 def normalize(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with one spelling of rotary embedding: everything in `rope_parameters`, as newer configs have it.
-
-    `scaling_type` and `scaling_factor` are added there for linear scaling, the one kind that is written as such.
-    """
-    found = config.get("rope_parameters", config.get("rope_scaling"))
+    """The config in one spelling: the text part's settings at the top, everything about rotary embedding in
+    `rope_parameters`, as newer configs have it."""
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else dict(config)
+    found = config.get("rope_parameters") or config.get("rope_scaling")
     rope = dict(found) if isinstance(found, dict) else {}
-    for ours, theirs in (("rope_theta", config.get("rope_theta")), ("rope_type", rope.get("type"))):
+    theta = next((config[key] for key in _ROPE_BASES if config.get(key) is not None), None)
+    for ours, theirs in (("rope_theta", theta), ("rope_type", rope.get("type"))):
         if theirs is not None:
             rope.setdefault(ours, theirs)
-    if rope.get("rope_type") == "linear" and rope.get("factor") is not None:
-        rope |= {"scaling_type": "linear", "scaling_factor": rope["factor"]}
     return {**config, "rope_parameters": rope}
+
+
+#: old spellings of `rope_parameters.rope_theta`
+_ROPE_BASES = ("rope_theta", "global_rope_theta", "rotary_emb_base")
 
 
 def look_up(config: Mapping[str, Any], key: str) -> Any:
@@ -57,17 +58,18 @@ def look_up(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def check_handled(config: Mapping[str, Any], arch: Arch) -> None:
-    """Raises GGUFError, naming the key, for settings that change the mathematics in a way the family does not have."""
+def check_handled(written: Mapping[str, Any], config: Mapping[str, Any], arch: Arch) -> None:
+    """Raises GGUFError, naming the key, for settings that change the mathematics in a way the family does not have.
+
+    written: the config as it is; config: normalized.
+    """
     for key, accepted, what in arch.refused:
         value = look_up(config, key)
         if value is not None and value not in accepted:
-            names = ", ".join(map(repr, accepted))
-            raise GGUFError(f"config.json: '{key}' is {value!r}: {what}; '{arch.name}' here has only {names}")
-    quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise GGUFError(f"config.json: the weights are quantized ({method}); convert the original model")
+            spellings = (key, key.replace("rope_parameters.", "rope_scaling."), "rope_scaling.type")
+            name = next((k for k in spellings if look_up(written, k) == value), key)
+            names = "none such" if accepted == (None,) else "only " + ", ".join(map(repr, accepted))
+            raise GGUFError(f"config.json: '{name}' is {value!r}: {what}; '{arch.name}' here has {names}")
 
 
 def read_hparams(config: Mapping[str, Any], arch: Arch) -> tuple[Hparams, list[Pair], list[Pair]]:
@@ -77,69 +79,58 @@ def read_hparams(config: Mapping[str, Any], arch: Arch) -> tuple[Hparams, list[P
     """
     h = Hparams()
     pairs = (_fill(h, config, arch, arch.hparams), _fill(h, config, arch, arch.extra_hparams))
+    arch.check_hparams(h, lambda row: f"config.json: '{_name(row)}'")
     return h, *pairs
 
 
 def _fill(h: Hparams, config: Mapping[str, Any], arch: Arch, rows: Iterable[Hparam]) -> list[Pair]:
     pairs = []
     for row in rows:
-        key = next((k for k in row.config if look_up(config, k) is not None), None)
-        found = None if key is None else _checked(look_up(config, key), row, key)
-        value = row.fill(found, h, f"config.json: {' or '.join(map(repr, row.config))}")
+        where, found = _look_up_row(config, row, h)
+        found = None if found is None else _checked(found, row, where)
+        if row.per_layer and not row.is_list and isinstance(found, tuple) and len(found) < h.n_layer:
+            raise GGUFError(f"config.json: '{where}' has {len(found)} values for {h.n_layer} layers")
+        value = row.fill(found, h, f"config.json: {where}")
         setattr(h, row.field, value)
-        if value is not None and (found is not None or row.always):
-            pairs.append((arch.key(row), value))
+        if value is not None and row.written and (found is not None or row.always):
+            pairs.append((arch.key(row), list(value) if isinstance(value, tuple) else value))
     return pairs
+
+
+def _look_up_row(config: Mapping[str, Any], row: Hparam, h: Hparams) -> tuple[str, Any]:
+    """What to call a row's place in the config, and its value, None if there is none."""
+    if callable(row.config):
+        try:
+            return row.field, row.config(config, h)
+        except EngineError as error:
+            raise GGUFError(f"config.json: {error}") from None
+        except (TypeError, AttributeError, ValueError, KeyError, IndexError, ZeroDivisionError):
+            raise GGUFError(f"config.json: '{row.field}' cannot be derived: settings are missing or damaged") from None
+    key = next((k for k in row.config if look_up(config, k) is not None), None)
+    return (_name(row), None) if key is None else (key, look_up(config, key))
+
+
+def _name(row: Hparam) -> str:
+    return row.field if callable(row.config) else " or ".join(row.config) or row.field
 
 
 _EXPECTED = {"uint32": "a whole number", "float32": "a number", "bool": "true or false", "string": "a text"}
 
 
 def _checked(value: Any, row: Hparam, key: str) -> Any:
-    """The value in the row's kind."""
+    """The value in the row's kind; lists become tuples."""
+    if isinstance(value, (list, tuple)) and (row.per_layer or row.is_list):
+        return tuple(_checked_one(v, row, key) for v in value)
+    return _checked_one(value, row, key)
+
+
+def _checked_one(value: Any, row: Hparam, key: str) -> Any:
     number = is_number(value)
     if row.kind == "float32" and number:
         return float(value)
-    least = 1 if row.default is REQUIRED else 0  # sizes that a model must have cannot be 0
+    least = 1 if row.default is REQUIRED and not row.per_layer else 0  # sizes that a model must have cannot be 0
     if row.kind == "uint32" and number and value == int(value) and least <= value < 2**32:
         return int(value)
     if (row.kind == "bool" and isinstance(value, bool)) or (row.kind == "string" and isinstance(value, str)):
         return value
     raise GGUFError(f"config.json: '{key}' is {value!r}, expected {_EXPECTED[row.kind]}")
-
-
-_LLAMA3_ROPE = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-
-
-def llama3_rope_factors(config: Mapping[str, Any], h: Hparams) -> np.ndarray | None:
-    """Divisors of the rotary frequencies for the `llama3` kind of scaling, float32 [n_rot / 2]; None for other kinds.
-
-    Wavelengths below original context / high_freq_factor stay, those above original context / low_freq_factor are
-    divided by `factor`, between them the change is smooth (Llama 3.1).
-    """
-    rope = config["rope_parameters"]
-    if str(rope.get("rope_type", "")).lower() != "llama3":
-        return None
-    settings = {name: rope.get(name, default) for name, default in _LLAMA3_ROPE.items()}
-    for name, value in settings.items():
-        if not is_number(value) or value <= 0:
-            raise GGUFError(f"config.json: 'rope_parameters.{name}' is {value!r}, expected a positive number")
-    factor, low, high, n_ctx = map(np.float32, settings.values())
-    if low == high:
-        raise GGUFError("config.json: 'low_freq_factor' and 'high_freq_factor' of rope_parameters must differ")
-    exponents = np.arange(0, h.n_rot, 2, dtype=np.float32) / np.float32(h.n_rot)
-    frequencies = np.float32(1) / np.float32(h.rope_base) ** exponents
-    wavelengths = np.float32(2 * math.pi) / frequencies
-    smooth = (n_ctx / wavelengths - low) / (high - low)
-    between = np.float32(1) / ((np.float32(1) - smooth) / factor + smooth)
-    long = np.where(wavelengths > n_ctx / low, factor, between)
-    return np.where(wavelengths < n_ctx / high, np.float32(1), long).astype(np.float32)
-
-
-#: tensors that no checkpoint holds: GGUF name -> function of config and parameters
-GENERATED = {"rope_freqs.weight": llama3_rope_factors}

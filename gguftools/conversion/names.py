@@ -5,7 +5,9 @@ The rules are those of the GGUF naming convention as gguf-py reads names.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: kind of a part between hyphens -> its form; the first that fits counts. The last two are never the first part.
@@ -118,12 +120,28 @@ def title(name: str) -> str:
     return " ".join(w.title() if w.islower() and not re.match(r"(v\d+(\.\d+)*|\d.*)$", w) else w for w in words)
 
 
-def size_label(n_params: int) -> str:
-    """A number of weights for people, at least two digits.
+def expert_count(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """Number of experts of a model with these tensors, GGUF name -> NumPy shape, and of its weights if it had one.
 
-    >>> size_label(4_066_560), size_label(224_448), size_label(8_030_261_312)
-    ('4.1M', '224K', '8.0B')
+    >>> expert_count({"blk.0.ffn_up_exps.weight": (4, 96, 64), "output.weight": (2048, 64)})
+    (4, 137216)
     """
+    counts, n_weights = [], 0
+    for name, shape in shapes.items():
+        n = shape[0] if "_exps." in name and len(shape) > 2 else 1
+        counts += [n] if n > 1 else []
+        n_weights += math.prod(shape) // max(1, n)
+    return (sum(counts) // len(counts) if counts else 0), n_weights
+
+
+def size_label(n_params: int, n_experts: int = 0) -> str:
+    """A number of weights for people, at least two digits; with experts, that of a model with one of them.
+
+    >>> size_label(4_066_560), size_label(224_448), size_label(8_030_261_312), size_label(355_968, 4)
+    ('4.1M', '224K', '8.0B', '4x356K')
+    """
+    if n_experts:
+        return f"{n_experts}x{size_label(n_params)}"
     unit, scaled = "K", n_params * 1e-3
     for name, factor in (("T", 1e-12), ("B", 1e-9), ("M", 1e-6)):
         if n_params * factor > 1:

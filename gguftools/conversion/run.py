@@ -9,37 +9,39 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from engine.models import arch_of_config
-from engine.models.arch import Arch, Hparams, TensorRow
 from gguftools.conversion.card import Pair, describe, sampling
-from gguftools.conversion.hf import GENERATED, check_handled, load_json, normalize, read_hparams
-from gguftools.conversion.names import file_name
-from gguftools.conversion.transforms import TRANSFORMS, Rows, rows_of
+from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
+from gguftools.conversion.mapping import is_skipped, mapped
+from gguftools.conversion.names import ModelName, file_name
+from gguftools.conversion.sources import logical
+from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
 from gguftools.errors import GGUFError
-from gguftools.gguf.writer import Writer
+from gguftools.gguf.keys import type_of
+from gguftools.gguf.values import encode
+from gguftools.quantizing.assemble import Progress, assemble, silent
+from gguftools.quantizing.pipeline import Job, Place
+from gguftools.quantizing.prepare import layout
+from gguftools.quantizing.scan import refuse, scan
+from gguftools.quantizing.source import of_item
 from gguftools.safetensors import Checkpoint, SafetensorView, open_checkpoint
+from quant.errors import QuantError
 from quant.format import Format
 from quant.formats import FORMATS
+from quant.mixes import Choice
+from quant.presets import get_preset
 
 log = logging.getLogger(__name__)
-
-PIECE = 1 << 21  # weights that are held as float32 at a time: 8 MiB
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
 
 #: outtype -> format of the weights, `general.file_type`
 OUTTYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
-
-#: source tensors that are not weights
-_SKIPPED = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
 
 #: matrices that stay F32, by the name between the block number and `.weight`; so do vectors and `*_norm.weight`
 _F32_NAMES = (
@@ -72,8 +74,8 @@ class Item:
 class Conversion:
     """What is to be done, or was: everything but the weights is known.
 
-    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read;
-    fallbacks: names of tensors whose rows did not fit the format, and that became F16.
+    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read; model_name: what
+    names of files are made of; fallbacks: names of tensors whose rows did not fit the format, and that became F16.
     """
 
     output: Path
@@ -82,6 +84,7 @@ class Conversion:
     keys: list[Pair]
     items: list[Item]
     inputs: list[Path]
+    model_name: ModelName
     fallbacks: tuple[str, ...]
 
     @property
@@ -116,15 +119,17 @@ def convert(
     outtype: str = "auto",
     pre: str | None = None,
     threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
     selftest: bool = False,
+    imatrix: str | os.PathLike | None = None,
 ) -> Conversion:
     """Convert a Hugging Face folder to a GGUF file; the bytes are those that llama.cpp's converter writes.
 
     output: a file, in whose name `{outtype}` stands for the type; a folder; or None for the model's own folder; a name
-    is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source. pre: name of the
-    pre-tokenizer, instead of the one found. threads: None means all cores. progress: called with the number of bytes
-    of tensors that are written. selftest: also write texts with the ids that they must give (`engine.tokenizer`).
+    is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source; or a preset such as
+    Q4_K_M, which gives what quantizing the file of `auto` would, in one pass. pre: name of the pre-tokenizer, instead
+    of the one found. threads: None means all cores. progress: `gguftools.progress.progress` or the like. selftest: also
+    write texts with the ids that they must give (`engine.tokenizer`). imatrix: importance, for presets.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -135,9 +140,47 @@ def convert(
     Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
     and for weights that are not finite or do not fit the type; then no file is left behind.
     """
-    conversion = plan(source, output, outtype, pre, selftest)
-    write(conversion, threads, progress)
-    return conversion
+    if outtype.lower() in (*OUTTYPES, "auto"):
+        if imatrix is not None:
+            raise GGUFError(f"an importance matrix has no use for {outtype}; name a preset such as Q4_K_M")
+        conversion = plan(source, output, outtype, pre, selftest)
+        write(conversion, threads, progress)
+        return conversion
+    return _quantized(source, output, outtype, pre, threads, progress, selftest, imatrix)
+
+
+def _quantized(
+    source: str | os.PathLike,
+    output: str | os.PathLike | None,
+    outtype: str,
+    pre: str | None,
+    threads: int | None,
+    progress: Progress,
+    selftest: bool,
+    imatrix: str | os.PathLike | None,
+) -> Conversion:
+    """Conversion and quantization in one pass."""
+    from gguftools.quantize_file import Settings, quantize
+
+    try:
+        preset = get_preset(outtype)
+    except QuantError as error:
+        kinds = f"{', '.join(OUTTYPES)}, auto and presets such as Q4_K_M"
+        raise GGUFError(f"unknown outtype '{outtype}'; there are {kinds} ({error})") from None
+    conversion = plan(source, None, "auto", pre, selftest)
+    names = file_name(conversion.model_name, preset.name)
+    path = _output_path(Path(source), None if output is None else Path(output), names, preset.name)
+    settings = Settings(pre=pre, selftest=selftest)
+    done = quantize(source, path, preset, imatrix, None, False, threads, progress, False, settings)
+    items = {item.name: item for item in conversion.items}
+    return replace(
+        conversion,
+        output=path,
+        outtype=preset.name,
+        keys=[(k, preset.ftype if k == "general.file_type" else v) for k, v in conversion.keys],
+        items=[replace(items[c.name], format=c.target) for c in done.choices],
+        fallbacks=tuple(c.name for c in done.substituted),
+    )
 
 
 def plan(
@@ -153,19 +196,19 @@ def plan(
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
     arch = arch_of_config(written)
-    check_handled(written, arch)
     config = normalize(written)
+    check_handled(written, config, arch)
     h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
-    views = [view for view in _in_order(checkpoint) if not view.name.endswith(_SKIPPED)]
-    tensors = _generated(arch, config, h) | _mapped(folder, views, arch, config, h)
+    views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
+    tensors = mapped(folder, logical(views, config), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]
     items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]
     fallbacks = tuple(item.name for item in items if item.format.name == "F16" != target)
     for name in fallbacks:
         log.warning("%s: rows of %d do not fit %s: F16 is used", name, tensors[name].shape[-1], target)
-    model_name, description = describe(folder, config, sum(item.n_weights for item in items))
+    model_name, description = describe(folder, config, {item.name: item.rows.shape for item in items})
     keys: list[Pair] = [
         ("general.architecture", arch.name),
         ("general.type", "model"),
@@ -179,34 +222,19 @@ def plan(
     ]
     path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
     inputs = [*checkpoint.files, *folder.glob("*.json")]
-    return Conversion(path, arch.name, target, keys, items, inputs, fallbacks)
+    return Conversion(path, arch.name, target, keys, items, inputs, model_name, fallbacks)
 
 
-def write(conversion: Conversion, threads: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+def write(conversion: Conversion, threads: int | None = None, progress: Progress = silent) -> None:
     """Carry out a plan. Raises GGUFError and QuantError as `convert` does."""
-    with Writer(conversion.output, conversion.inputs) as w:
-        for key, value in conversion.keys:
-            w.add(key, value)
-        for item in conversion.items:
-            w.declare(item.name, item.rows.shape, item.format)
-        for item in conversion.items:
-            w.write(item.name, _pieces(item, threads, progress))
-
-
-def _pieces(item: Item, threads: int | None, progress: Callable[[int], None] | None) -> Iterator[np.ndarray]:
-    """A tensor's blocks, a piece of rows at a time."""
-    from quant.quantize import quantize_into
-
-    n_rows, n = item.rows.data.shape
-    step = max(1, PIECE // max(1, n))
-    where = f"{item.name} (from {item.rows.name})" if item.rows.name else item.name
-    for lo in range(0, n_rows, step):
-        weights = item.rows.read(lo, min(lo + step, n_rows), threads)
-        blocks = np.empty((len(weights), n // item.format.block_size), item.format.block)
-        quantize_into(weights, item.format, blocks, threads=threads, name=where, first_row=lo)
-        yield blocks
-        if progress is not None:
-            progress(blocks.nbytes)
+    sources = {item.name: of_item(item) for item in conversion.items}
+    with progress("scanning", sum(t.n_bytes for t in sources.values())) as advance:
+        refuse(sources, scan(sources.values(), False, threads, advance))
+    choices = [Choice(t.name, t.shape, t.format, t.format, "", t.format) for t in sources.values()]
+    fields = [encode(key, value, type_of(key)) for key, value in conversion.keys]
+    file = layout(conversion.output, fields, choices)
+    jobs = [Job(t, (Place(0, t.format, file.offsets[t.name]),)) for t in sources.values()]
+    assemble([file], jobs, conversion.inputs, "convert", threads=threads, progress=progress, verb="converting")
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -216,52 +244,6 @@ def _in_order(checkpoint: Checkpoint) -> list[SafetensorView]:
     """The order of the output: file by file, by name within each."""
     place = {path: i for i, path in enumerate(checkpoint.files)}
     return sorted(checkpoint.values(), key=lambda view: (place[view.path], view.name))
-
-
-def _mapped(
-    folder: Path, views: list[SafetensorView], arch: Arch, config: Mapping[str, Any], h: Hparams
-) -> dict[str, Rows]:
-    """GGUF name -> rows, of all tensors of the checkpoint.
-
-    Raises GGUFError for tensors that the family does not have, that are missing, or whose shape is not the config's.
-    """
-    if h.n_layer > len(views):
-        raise GGUFError(f"{folder}: config.json names {h.n_layer} layers, the checkpoint has only {len(views)} tensors")
-    places = {row.source.format(i=i): (row.name.format(i=i), row) for i, row in _expanded(arch, h) if row.source}
-    unknown = [view.name for view in views if view.name not in places]
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise GGUFError(f"{folder}: no place for tensor '{unknown[0]}'{more}: a '{arch.name}' model here has none such")
-    present = {view.name for view in views}
-    untied = config.get("tie_word_embeddings") is False
-    for source, (name, row) in places.items():
-        if source not in present and (not row.optional or (name == "output.weight" and untied)):
-            raise GGUFError(f"{folder}: tensor '{source}' is missing; download the model again")
-    found = {}
-    for view in views:
-        name, row = places[view.name]
-        if view.shape != row.shape(h):
-            shapes = f"{view.shape}, config.json implies {row.shape(h)}"
-            raise GGUFError(f"{folder}: tensor '{view.name}' has shape {shapes}")
-        rows = rows_of(view)
-        found[name] = TRANSFORMS[row.transform](rows, h) if row.transform else rows
-    return found
-
-
-def _expanded(arch: Arch, h: Hparams) -> Iterator[tuple[int, TensorRow]]:
-    for row in arch.tensors:
-        for i in range(h.n_layer if "{i}" in row.name else 1):
-            yield i, row
-
-
-def _generated(arch: Arch, config: Mapping[str, Any], h: Hparams) -> dict[str, Rows]:
-    """Tensors of the family that come from the config alone."""
-    found = {}
-    for row in arch.tensors:
-        values = GENERATED[row.name](config, h) if row.name in GENERATED else None
-        if values is not None:
-            found[row.name] = Rows("", "F32", values.shape, values.reshape(-1, 1))
-    return found
 
 
 def _auto(views: list[SafetensorView]) -> str:

@@ -123,7 +123,7 @@ def _plain(view: Any) -> Tensor:
         from gguftools.conversion.transforms import rows_of
 
         source = rows_of(view)
-        if source.data.shape == (n_rows, n):
+        if (source.n_rows, source.n) == (n_rows, n):
             return source.read(lo, hi, threads)
         return source.read(lo * n, hi * n, threads).reshape(hi - lo, n)  # a vector, whose rows are its elements there
 
@@ -139,7 +139,7 @@ def _folder(path: Path) -> Weights:
 
 
 def _converted(name: str, source: Any) -> Tensor:
-    n_rows = len(source.data)
+    n_rows = source.n_rows
     if len(source.shape) < 2:  # rows of one element: one row of all
         return Tensor(
             name, source.shape, source.dtype, 1, lambda lo, hi, t: source.read(0, n_rows, t).reshape(1, -1)[lo:hi]

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from quant.jit import cache_folder, fast_kernel, kernel
+from quant.jit import WITHOUT_KERNELS, cache_folder, config, fast_kernel, kernel
+from tests.conftest import ROOT
 
 
 @kernel
@@ -34,6 +36,7 @@ def test_strict_function_called_from_a_fast_one():
 
 _WORKER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import quant
 golden = np.load(sys.argv[1])
@@ -62,3 +65,24 @@ def test_processes_that_fill_an_empty_cache_together(data, tmp_path):
     assert len(names) > len(formats)
     assert not any(name.split(".")[-2].isdecimal() and len(name.split(".")[-2]) < 4 for name in names)
     assert cache_folder("quant") != cache_folder("engine")
+
+
+@pytest.mark.parametrize("folder", WITHOUT_KERNELS)
+def test_folders_that_do_not_count_have_no_kernels(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        text = path.read_text()
+        assert "numba" not in text, path
+        assert "quant.jit" not in text, path
+
+
+def test_threads_that_make_kernels_at_once():
+    """The folder is a setting of all of numba: for a moment, and for one thread at a time."""
+    before = config.CACHE_DIR
+
+    def make(_):
+        return kernel(_cancel.py_func)._cache.cache_path
+
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(make, range(400)))
+    assert len(found) == 1
+    assert before == config.CACHE_DIR
