@@ -258,12 +258,10 @@ class _Parser:
             return ord(_PLAIN[kind])
         n = _HEX.get(kind, 0)
         digits = self.text[self.at + 1 : self.at + 1 + n]
-        if not n or not re.fullmatch(rf"[0-9A-Fa-f]{{{n}}}", digits):
-            raise self._error(
-                f"unknown escape {self.text[self.at - 1 : self.at + 1]!r}"
-                if not n
-                else f"expected {n} hexadecimal digits behind \\{kind}"
-            )
+        if not n:
+            raise self._error(f"unknown escape {c + kind!r}")
+        if not re.fullmatch(rf"[0-9A-Fa-f]{{{n}}}", digits):
+            raise self._error(f"expected {n} hexadecimal digits behind \\{kind}")
         if int(digits, 16) > LAST:
             raise self._error(f"\\{kind}{digits} is beyond Unicode")
         self.at += 1 + n
