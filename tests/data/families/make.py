@@ -298,6 +298,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": (
         "PhimoeForCausalLM",
         {
+            "intermediate_size": 32,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": 32,
