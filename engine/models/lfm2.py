@@ -42,7 +42,9 @@ def is_dense(h: Hparams, i: int) -> bool:
 
 def _n_head_kv(config: Mapping[str, Any], h: Hparams) -> list[int]:
     n = config.get("num_key_value_heads") or h.n_head
-    return [n if kind == "full_attention" else 0 for kind in config["layer_types"]]
+    kinds, numbers = config.get("layer_types"), config.get("full_attn_idxs")
+    attention: Any = numbers if kinds is None else [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    return [n if i in attention else 0 for i in range(h.n_layer if kinds is None else len(kinds))]
 
 
 def _n_ff(config: Mapping[str, Any], h: Hparams) -> int:
