@@ -14,7 +14,7 @@ from engine.models.build import Build
 from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row, qk_norm_rows
 from engine.models.experts import SIGMOID, moe
-from engine.models.recurrent import convolve
+from engine.models.recurrent import check_kernel, convolve
 from engine.models.rotary import rotate
 from engine.models.steps import Shape
 from engine.tensor import Tensor
@@ -167,6 +167,7 @@ LFM2 = Arch(
         *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
+    check=check_kernel,
 )
 
 LFM2MOE = replace(

@@ -169,6 +169,8 @@ def test_a_missing_expert_is_named(shared, tmp_path):
 
 #: name -> (folder, changes of the config, words of the error)
 HOSTILE = {
+    "a convolution of one": ("mamba", {"conv_kernel": 1}, ("convolution over 1", "d_conv")),
+    "a short convolution of one": ("lfm2", {"conv_L_cache": 1}, ("convolution over 1",)),
     "limits of the time step": ("mamba2", {"time_step_limit": [0.0, 0.1]}, ("'time_step_limit'", "0.1")),
     "biases": ("mamba", {"use_bias": True}, ("'use_bias' is True",)),
     "inner norms": ("falcon-mamba", {"mixer_rms_eps": 1e-4}, ("'mixer_rms_eps'",)),
