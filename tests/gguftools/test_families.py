@@ -438,6 +438,14 @@ HOSTILE = {
         {"num_kv_shared_layers": 3},
         ("shared_kv_layers", "is 3 of 6"),
     ),
+    "fewer kinds than layers": (
+        "gemma4",
+        {"layer_types": ["full_attention"]},
+        ("'layer_types'", "each of the 6 layers"),
+    ),
+    "another kind of layer": ("gemma2", {"layer_types": ["chunked_attention"] * 4}, ("'layer_types'", "4 layers")),
+    "heads of no size": ("gpt2", {"n_head": 5}, ("64 is no multiple of the 5 heads",)),
+    "heads of a sentence": ("bert", {"num_attention_heads": 5}, ("64 is no multiple of the 5 heads",)),
     "layers of their own": (
         "gemma4",
         {"per_layer_config": {"5": {"head_dim": 64}, "0": {"head_dim": 16}}},
