@@ -1,4 +1,4 @@
-"""From the hidden states of a text's tokens to one embedding of the text."""
+"""From the hidden states of a text's tokens to one embedding of the text, and its length."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from engine.errors import EngineError
 #: name -> what it makes of states [n_tokens, n_embd]
 POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda states: states.mean(0, dtype=np.float64).astype(np.float32),
-    "cls": lambda states: states[0],
-    "last": lambda states: states[-1],
+    "cls": lambda states: states[0].copy(),
+    "last": lambda states: states[-1].copy(),
 }
 
-#: values of `{arch}.pooling_type`, as llama.cpp counts them
-TYPES = {1: "mean", 2: "cls", 3: "last"}
+#: Ways to make one vector of many: none keeps them all.
+POOLING = ("none", *POOLINGS)
+
+#: `{arch}.pooling_type`, as llama.cpp counts them -> its name
+BY_NUMBER = dict(enumerate(POOLING))
 
 
 def pooling_of(value: int | None) -> str | None:
     """The name of a file's pooling, None if it names none. Raises EngineError for kinds that are not here."""
     if not value:
         return None
-    if value not in TYPES:
-        known = ", ".join(f"{number} ({name})" for number, name in TYPES.items())
+    if value not in BY_NUMBER:
+        known = ", ".join(f"{number} ({name})" for number, name in BY_NUMBER.items() if number)
         raise EngineError(f"pooling type {value} is unknown: this version has {known}")
-    return TYPES[value]
+    return BY_NUMBER[value]
 
 
 def pool(states: np.ndarray, pooling: str) -> np.ndarray:
@@ -42,7 +45,17 @@ def pool(states: np.ndarray, pooling: str) -> np.ndarray:
     return POOLINGS[pooling](states)
 
 
-def unit(embedding: np.ndarray) -> np.ndarray:
-    """The embedding at length 1, so that a dot product is a cosine; zeros stay zeros."""
-    length = np.sqrt(np.square(embedding, dtype=np.float64).sum(-1, keepdims=True))
-    return (embedding / np.where(length > 0, length, 1)).astype(np.float32)
+def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
+    """Vectors x [..., n] of length 1 in the `norm`-norm (1: sum of absolute values, 2: Euclid, p). -1 leaves them as
+    they are, 0 scales the largest absolute value to 32760, the range of 16-bit integers. Zeros stay zeros. Raises
+    EngineError for other numbers."""
+    if norm < -1:
+        raise EngineError(f"there is no norm {norm}: -1 for none, 0 for 16-bit integers, or 1, 2, and so on")
+    if norm == -1:
+        return x
+    size = np.abs(x.astype(np.float64))
+    if norm == 0:
+        length = size.max(-1, keepdims=True) / 32760.0
+    else:
+        length = (size**norm).sum(-1, keepdims=True) ** (1.0 / norm)
+    return np.divide(x, length, out=np.zeros(x.shape), where=length > 0).astype(np.float32)

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.pooling import TYPES
+from engine.pooling import BY_NUMBER
 from gguftools.conversion.hf import load_json
 from gguftools.errors import GGUFError
 from gguftools.files import read_whole
 
-_NUMBERS = {name: number for number, name in TYPES.items()}
+_NUMBERS = {name: number for number, name in BY_NUMBER.items()}
 
 #: flags of older files -> our names; the first that is set counts
 _FLAGS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.pooling import POOLINGS, TYPES, pool, pooling_of, unit
+from engine.pooling import BY_NUMBER, POOLINGS, normalize, pool, pooling_of
 
 STATES = np.array([[1, 2, 2], [3, 0, 4], [5, 1, 0]], np.float32)
 
@@ -22,12 +22,12 @@ def test_one_token_is_its_own_embedding():
 
 
 def test_unit():
-    np.testing.assert_allclose(unit(STATES[0]), STATES[0] / 3, rtol=1e-6)
-    np.testing.assert_array_equal(unit(np.zeros((2, 3), np.float32)), np.zeros((2, 3)))
+    np.testing.assert_allclose(normalize(STATES[0]), STATES[0] / 3, rtol=1e-6)
+    np.testing.assert_array_equal(normalize(np.zeros((2, 3), np.float32)), np.zeros((2, 3)))
 
 
 def test_numbers_in_files():
-    assert [pooling_of(value) for value in (None, 0, *TYPES)] == [None, None, "mean", "cls", "last"]
+    assert [pooling_of(value) for value in (None, *BY_NUMBER)] == [None, None, "mean", "cls", "last"]
     with pytest.raises(EngineError, match="pooling type 4 is unknown"):
         pooling_of(4)
 

@@ -20,6 +20,6 @@ def test_in_parts(checkpoint, converted):  # noqa: F811
     past, found = {}, []
     for first, last in zip(CUTS, (*CUTS[1:], len(ids))):
         if first < last:
-            hidden, past = run_part(session, tokens[:, first:last], first, past)
+            hidden, past = run_part(session, tokens[:, first:last], first, past, len(ids))
             found.append(hidden)
     np.testing.assert_allclose(np.concatenate(found, 1), at_once, atol=5e-4, rtol=0)

@@ -7,7 +7,7 @@ import pytest
 
 import gguftools
 from engine.errors import EngineError
-from engine.pooling import pool, pooling_of, unit
+from engine.pooling import normalize, pool, pooling_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_minilm_embeddings(minilm, shared):
         states = minilm.hidden(np.array([ids]))
         np.testing.assert_allclose(pool(states, "cls"), golden["cls"][i], atol=1e-4, rtol=0)
         np.testing.assert_allclose(pool(states, "mean"), golden["mean"][i], atol=1e-4, rtol=0)
-        np.testing.assert_allclose(unit(pool(states, "mean")), golden["mean_normalized"][i], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(normalize(pool(states, "mean")), golden["mean_normalized"][i], atol=1e-4, rtol=0)
 
 
 def test_minilm_has_limits(minilm):

@@ -31,7 +31,7 @@ SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", HERE.parents[2].parent / "share
 GOLDEN = SHARED / "golden" / "arch"
 DONOR = GOLDEN / "llama"  # of the tokenizer, and of the prompts
 
-#: settings that a row leaves as they are, or changes; None takes one away
+#: settings that a row leaves as they are, or changes; None takes one of these away
 COMMON: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
@@ -46,8 +46,280 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+#: compressed keys and values, one dense layer, groups of experts
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+#: of Mamba 2 in models that mix it with attention
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+
 #: folder -> (class in transformers, settings)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 32, "logit_scale": 0.25}),
+    "command-r-plus": ("CohereForCausalLM", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "deepseek2-groups": (
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK
+        | {
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 2.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK
+        | {
+            "q_lora_rank": 32,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 32, "use_bias": True}),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 32,
+            "sliding_window_pattern": 4,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 32, "attention_bias": True}),
+    "hunyuan-dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "head_dim": 32,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
+    # layers with a state
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "head_dim": 8,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "attention_in_multiplier": 0.9,
+            "attention_out_multiplier": 0.8,
+            "embedding_multiplier": 1.5,
+            "key_multiplier": 0.7,
+            "lm_head_multiplier": 1.25,
+            "mlp_multipliers": [0.9, 1.1],
+            "ssm_in_multiplier": 1.2,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "ssm_out_multiplier": 0.6,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-h1-norm": (
+        "FalconH1ForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "head_dim": 8,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "lm_head_multiplier": 1.25,
+        },
+    ),
+    "falcon-mamba": (
+        "FalconMambaForCausalLM",
+        {"hidden_size": 32, "state_size": 16, "expand": 2, "intermediate_size": 64},
+    ),
+    "granitehybrid-rope": (
+        "GraniteMoeHybridForCausalLM",
+        MAMBA2
+        | {
+            "hidden_size": 32,
+            "mamba_d_head": 8,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {
+            "hidden_size": 32,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.5,
+            "block_multiple_of": 32,
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "hidden_size": 32,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_expert_bias": True,
+        },
+    ),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        {
+            "hidden_size": 32,
+            "num_heads": 8,
+            "head_dim": 8,
+            "state_size": 16,
+            "expand": 2,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "intermediate_size": None,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "moe"],
+            "num_hidden_layers": None,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 32,
+            "hidden_size": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    # its reference.json: with --no-mtp, and with `qwen3_5_text` as model_type, for which the small tokenizer is loaded
+    "qwen35moe": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "hidden_size": 32,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama1": (
+        "LlamaForCausalLM",
+        {"num_key_value_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": None},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 16,
+            "scoring_func": "sigmoid",
+        },
+    ),
+    "olmoe": ("OlmoeForCausalLM", {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}),
+    "phi2": ("PhiForCausalLM", {"intermediate_size": 256, "num_key_value_heads": 4}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 32,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.8, 2.0],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0],
+                "partial_rotary_factor": 0.75,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 32,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 8.0, 9.0, 9.5],
+                "short_mscale": 1.25,
+                "long_mscale": 1.25,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 32, "attention_bias": True, "attention_out_bias": True}),
+    "stablelm-parallel": (
+        "StableLmForCausalLM",
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False},
+    ),
     "bert": (
         "BertModel",
         {"vocab_size": 256, "num_key_value_heads": None, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0},
@@ -104,28 +376,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "starcoder2-window": ("Starcoder2ForCausalLM", {"sliding_window": 32, "use_bias": False}),
-    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
-    "llama1": (
-        "LlamaForCausalLM",
-        {"num_key_value_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": None},
-    ),
-    "minimax-m2": (
-        "MiniMaxM2ForCausalLM",
-        {
-            "head_dim": 32,
-            "intermediate_size": 32,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rotary_dim": 16,
-            "scoring_func": "sigmoid",
-        },
-    ),
-    "olmoe": ("OlmoeForCausalLM", {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}),
-    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 32, "attention_bias": True, "attention_out_bias": True}),
-    "stablelm-parallel": (
-        "StableLmForCausalLM",
-        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False},
-    ),
 }
 
 YARN = {
@@ -222,7 +472,7 @@ def make(name: str) -> None:
 
     kind, settings = MODELS[name]
     cls = getattr(transformers, kind)
-    settings = {key: value for key, value in (COMMON | settings).items() if value is not None}
+    settings = {key: value for key, value in (COMMON | settings).items() if value is not None or key not in COMMON}
     model = cls(cls.config_class(**settings, attn_implementation="eager")).float().eval()
     folder = HERE / name
     with torch.no_grad():
