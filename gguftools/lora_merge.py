@@ -48,6 +48,21 @@ def merge_lora(
 
     base: a GGUF model, or a Hugging Face folder; adapters: GGUF files, with a scale each, or 1.
 
+    >>> import gguftools, os, tempfile
+    >>> from gguftools.gguf import Writer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lora, out = os.path.join(folder, "lora.gguf"), os.path.join(folder, "out.gguf")
+    ...     with Writer(lora) as w:
+    ...         for key, value in (("general.type", "adapter"), ("adapter.type", "lora"), ("adapter.lora.alpha", 2.0)):
+    ...             w.add(key, value)
+    ...         w.add("general.architecture", "llama")
+    ...         for half, shape in (("lora_a", (1, 256)), ("lora_b", (512, 1))):
+    ...             w.declare(f"blk.0.ffn_up.weight.{half}", shape, "F32")
+    ...         for half, n in (("lora_a", 256), ("lora_b", 512)):
+    ...             w.write(f"blk.0.ffn_up.weight.{half}", np.ones(n, np.float32))
+    ...     gguftools.merge_lora(gguftools.demo_model(), [(lora, 0.5)], out).changed
+    ('blk.0.ffn_up.weight',)
+
     Raises GGUFError for adapters of another family or shape, and as writing a model does.
     """
     wanted = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in adapters]

@@ -72,6 +72,20 @@ def convert_lora(
     output: a file or folder, None for the adapter's own; base: folder with the base model's config.json, None takes
     the path that the adapter names, if it is a folder; outtype: f32, f16 (auto) or bf16.
 
+    >>> import gguftools, json, tempfile
+    >>> from pathlib import Path
+    >>> name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    >>> halves = {name.format("A"): ([2, 256], [0, 2048]), name.format("B"): ([256, 2], [2048, 4096])}
+    >>> header = {k: {"dtype": "F32", "shape": s, "data_offsets": at} for k, (s, at) in halves.items()}
+    >>> text = json.dumps(header).encode()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     size = Path(folder, "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4}')
+    ...     data = len(text).to_bytes(8, "little") + text + bytes(4096)
+    ...     size = Path(folder, "adapter_model.safetensors").write_bytes(data)
+    ...     done = gguftools.convert_lora(folder, base=gguftools.demo_folder())
+    >>> list(done.tensors), done.alpha
+    (['blk.0.attn_q.weight'], 4.0)
+
     Raises GGUFError for adapters of other kinds (DoRA, trained biases or whole layers), tensors without a place in the
     base, and shapes that do not fit.
     """
