@@ -17,11 +17,13 @@ from gguftools._version import __version__
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
+    from gguftools.conversion.lora import convert_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.exporting.run import export
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
+    from gguftools.lora_merge import merge_lora
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
@@ -57,6 +59,8 @@ _LAZY = {
     "Edits": ("gguftools.toolbox.edit", "Edits"),
     "export": ("gguftools.exporting.run", "export"),
     "hash": ("gguftools.toolbox.hashes", "hash_file"),
+    "merge_lora": ("gguftools.lora_merge", "merge_lora"),
+    "convert_lora": ("gguftools.conversion.lora", "convert_lora"),
     "merge": ("gguftools.toolbox.split", "merge"),
     "split": ("gguftools.toolbox.split", "split"),
     "verify": ("gguftools.toolbox.verify", "verify"),
@@ -78,6 +82,7 @@ __all__ = [
     "compare",
     "convert",
     "convert_endian",
+    "convert_lora",
     "demo",
     "demo_folder",
     "demo_model",
@@ -93,6 +98,7 @@ __all__ = [
     "load",
     "load_recipe",
     "merge",
+    "merge_lora",
     "open",
     "open_vocabulary",
     "perplexity",

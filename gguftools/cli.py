@@ -34,6 +34,7 @@ from gguftools.commands.export import export
 from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
+from gguftools.commands.merge_lora import merge_lora
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
 from gguftools.commands.recipe import recipe_app
@@ -53,7 +54,7 @@ _INTERRUPTED = 130  # exit code, as shells have it
 COMMANDS = (
     *(demo, convert, export, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace),
 )
-TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
+TOOLBOX = (check, edit, diff, hash_, verify, split, merge, merge_lora, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
 
 app = typer.Typer(
