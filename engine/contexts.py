@@ -290,14 +290,17 @@ class ModelContext:
         return self._failed(code, message)
 
     def _fill(self, built: _Built, step: Step) -> None:
-        u, io = step.ubatch, built.prepared.io
-        if u.tokens is not None:
-            io["tokens"].array()[...] = u.tokens
-        else:
-            io["embd"].array()[...] = u.embd
-        io["positions"].array()[...] = u.pos
-        if "rows" in io:
-            io["rows"].array()[...] = np.flatnonzero(u.outputs) if u.n_outputs else u.n_tokens - 1
+        u = step.ubatch
+        values = {
+            "tokens": u.tokens,
+            "embd": u.embd,
+            "positions": u.pos,
+            "rows": np.flatnonzero(u.outputs) if u.n_outputs else u.n_tokens - 1,
+        }
+        for name, value in values.items():
+            tensor = built.prepared.io.get(name)
+            if tensor is not None and tensor.buffer is not None:  # a model without attention asks for no positions
+                tensor.array()[...] = value
         if built.reads is not None:
             built.reads.fill(step)
 

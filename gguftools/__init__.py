@@ -19,11 +19,13 @@ from gguftools.errors import GGUFError
 if TYPE_CHECKING:
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
+    from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
+    from gguftools.session_file import load_session, save_session
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
@@ -61,6 +63,10 @@ _LAZY = {
     "check": ("gguftools.toolbox.check", "check"),
     "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
     "render": ("gguftools.templates", "render"),
+    "generate": ("gguftools.generating", "generate"),
+    "TextGenerator": ("gguftools.generating", "TextGenerator"),
+    "load_session": ("gguftools.session_file", "load_session"),
+    "save_session": ("gguftools.session_file", "save_session"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -71,6 +77,7 @@ __all__ = [
     "Edits",
     "GGUFError",
     "Settings",
+    "TextGenerator",
     "__version__",
     "check",
     "compare",
@@ -83,12 +90,14 @@ __all__ = [
     "dequantize",
     "diff",
     "edit",
+    "generate",
     "hash",
     "imatrix",
     "inspect",
     "ladder",
     "load",
     "load_recipe",
+    "load_session",
     "merge",
     "open",
     "open_vocabulary",
@@ -96,6 +105,7 @@ __all__ = [
     "quantize",
     "recipe_of_file",
     "render",
+    "save_session",
     "split",
     "verify",
 ]
