@@ -17,6 +17,7 @@ from gguftools._version import __version__
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
+    from gguftools.adapter_files import load_control, load_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.generating import TextGenerator, generate
@@ -65,6 +66,8 @@ _LAZY = {
     "render": ("gguftools.templates", "render"),
     "generate": ("gguftools.generating", "generate"),
     "TextGenerator": ("gguftools.generating", "TextGenerator"),
+    "load_control": ("gguftools.adapter_files", "load_control"),
+    "load_lora": ("gguftools.adapter_files", "load_lora"),
     "load_session": ("gguftools.session_file", "load_session"),
     "save_session": ("gguftools.session_file", "save_session"),
     "demo": ("gguftools.demonstration", "demo"),
@@ -96,6 +99,8 @@ __all__ = [
     "inspect",
     "ladder",
     "load",
+    "load_control",
+    "load_lora",
     "load_recipe",
     "load_session",
     "merge",

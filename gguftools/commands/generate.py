@@ -28,6 +28,7 @@ from gguftools.commands.loading import (
     ScaledAdapters,
     ThreadsBatch,
     UbatchSize,
+    adapt,
     opened,
 )
 from gguftools.commands.options import Json, Threads
@@ -203,6 +204,7 @@ def generate(
         special=special,
         session=session,
     )
+    adapt(writer.context, given)
     if prompt_cache is not None and prompt_cache.exists():
         writer.resume(prompt_cache)
     if system is not None:

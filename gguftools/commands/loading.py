@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from engine.contexts import ContextParams
+    from engine.contexts import ContextParams, ModelContext
     from engine.session import Session
 
 PANEL = "Model and context"
@@ -61,6 +61,22 @@ ControlLayers = Annotated[
     tuple[int, int] | None,
     _option("--control-vector-layer-range", help="First and last layer that it is added to.", show_default=False),
 ]
+
+
+def adapt(context: ModelContext, given: dict[str, Any]) -> None:
+    """Give a context the adapters that a command's arguments name."""
+    from gguftools.adapter_files import Scaled, load_control, load_lora, read_scaled
+
+    def named(plain: str, scaled: str) -> list[Scaled]:
+        found: list[Scaled] = [(path, 1.0) for path in given[plain] or ()]
+        return found + [read_scaled(text, "--" + scaled.replace("_", "-")) for text in given[scaled] or ()]
+
+    loras = [(load_lora(path, context.session), scale) for path, scale in named("lora", "lora_scaled")]
+    vectors = named("control_vector", "control_vector_scaled")
+    layers = given["control_layers"] or (None, None)
+    control = load_control(vectors, context.session, *layers) if vectors else None
+    if loras or control is not None:
+        context.set_adapters(loras, control)
 
 
 def opened(given: dict[str, Any]) -> tuple[Session, ContextParams]:
