@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gguftools.adapter_files import load_control, load_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
+    from gguftools.embedding import embed
     from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
@@ -64,6 +65,7 @@ _LAZY = {
     "check": ("gguftools.toolbox.check", "check"),
     "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
     "render": ("gguftools.templates", "render"),
+    "embed": ("gguftools.embedding", "embed"),
     "generate": ("gguftools.generating", "generate"),
     "TextGenerator": ("gguftools.generating", "TextGenerator"),
     "load_control": ("gguftools.adapter_files", "load_control"),
@@ -93,6 +95,7 @@ __all__ = [
     "dequantize",
     "diff",
     "edit",
+    "embed",
     "generate",
     "hash",
     "imatrix",

@@ -30,6 +30,7 @@ from gguftools.commands.demo import demo
 from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
+from gguftools.commands.embed import embed
 from gguftools.commands.generate import generate
 from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix_app
@@ -50,7 +51,7 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-RUNNING = (demo, convert, quantize, generate, perplexity, compare, sensitivity, report_)
+RUNNING = (demo, convert, quantize, generate, embed, perplexity, compare, sensitivity, report_)
 LOOKING = (inspect, tokenize, template, trace)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
