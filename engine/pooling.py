@@ -26,7 +26,7 @@ POOLING = ("none", *POOLINGS)
 BY_NUMBER = dict(enumerate(POOLING))
 
 
-def pooling_of(value: int | None) -> str | None:
+def name_of(value: int | None) -> str | None:
     """The name of a file's pooling, None if it names none. Raises EngineError for kinds that are not here."""
     if not value:
         return None
@@ -67,16 +67,12 @@ def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
 
 def pooling_of(session: Session, wanted: str | None) -> str:
     """The pooling that was asked for, or the model's own. Raises EngineError for one that there is not."""
+    if wanted is not None and wanted not in POOLING:
+        raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
     if wanted is not None:
-        if wanted not in POOLING:
-            raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
         return wanted
     number = session.metadata.get(f"{session.arch.name}.pooling_type")
-    if number is None:
-        return "mean"
-    if number not in BY_NUMBER:
-        raise EngineError(f"key '{session.arch.name}.pooling_type' is {number!r}: this version has {BY_NUMBER}")
-    return BY_NUMBER[number]
+    return "mean" if number is None else name_of(number) or "none"
 
 
 def embed_texts(
