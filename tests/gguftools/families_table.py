@@ -1,4 +1,4 @@
-"""What is proven for each model family: the README's table, made from the families and from the checkpoints of the tests.
+"""What is proven for each model family: the README's table, made from the families and the tests' checkpoints.
 
 `python -m tests.gguftools.families_table` prints it.
 """
