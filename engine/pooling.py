@@ -1,8 +1,8 @@
-"""From the hidden states of a text's tokens to one vector, and its length."""
+"""From the hidden states of a text's tokens to one embedding of the text, and its length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,18 +12,41 @@ from engine.errors import EngineError
 if TYPE_CHECKING:
     from engine.session import Session
 
+#: name -> what it makes of states [n_tokens, n_embd]
+POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": lambda states: states.mean(0, dtype=np.float64).astype(np.float32),
+    "cls": lambda states: states[0].copy(),
+    "last": lambda states: states[-1].copy(),
+}
+
 #: Ways to make one vector of many: none keeps them all.
-POOLING = ("none", "mean", "cls", "last")
+POOLING = ("none", *POOLINGS)
 
-#: `{arch}.pooling_type` -> its name
-BY_NUMBER = {0: "none", 1: "mean", 2: "cls", 3: "last"}
+#: `{arch}.pooling_type`, as llama.cpp counts them -> its name
+BY_NUMBER = dict(enumerate(POOLING))
 
 
-def pool(hidden: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [n_tokens, n_embd] -> [n_embd]: the mean, the first token's, or the last token's."""
-    if kind == "mean":
-        return hidden.mean(0, dtype=np.float64).astype(np.float32)
-    return hidden[0 if kind == "cls" else -1].copy()
+def pooling_of(value: int | None) -> str | None:
+    """The name of a file's pooling, None if it names none. Raises EngineError for kinds that are not here."""
+    if not value:
+        return None
+    if value not in BY_NUMBER:
+        known = ", ".join(f"{number} ({name})" for number, name in BY_NUMBER.items() if number)
+        raise EngineError(f"pooling type {value} is unknown: this version has {known}")
+    return BY_NUMBER[value]
+
+
+def pool(states: np.ndarray, pooling: str) -> np.ndarray:
+    """The embedding of one text: float32 [n_embd], from states float32 [n_tokens, n_embd].
+
+    pooling: `mean` of all tokens, the first one (`cls`), or the `last`. Raises EngineError for another name, and for a
+    text without tokens.
+    """
+    if pooling not in POOLINGS:
+        raise EngineError(f"unknown pooling '{pooling}'; there are {', '.join(POOLINGS)}")
+    if len(states) == 0:
+        raise EngineError("no tokens to pool: the text is empty")
+    return POOLINGS[pooling](states)
 
 
 def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
@@ -42,18 +65,14 @@ def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
     return np.divide(x, length, out=np.zeros(x.shape), where=length > 0).astype(np.float32)
 
 
-def pooling_of(session: Session, wanted: str | None) -> str:
-    """The pooling that was asked for, or the model's own. Raises EngineError for one that there is not."""
-    if wanted is not None:
-        if wanted not in POOLING:
-            raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
-        return wanted
-    number = session.metadata.get(f"{session.arch.name}.pooling_type")
-    if number is None:
-        return "mean"
-    if number not in BY_NUMBER:
-        raise EngineError(f"key '{session.arch.name}.pooling_type' is {number!r}: this version has {BY_NUMBER}")
-    return BY_NUMBER[number]
+def chosen_pooling(session: Session, wanted: str | None) -> str:
+    """The pooling that was asked for, or the model's own; the mean for models that do not say. Raises EngineError for
+    one that there is not."""
+    if wanted is None:
+        return pooling_of(session.metadata.get(f"{session.arch.name}.pooling_type")) or "mean"
+    if wanted not in POOLING:
+        raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
+    return wanted
 
 
 def embed_texts(

@@ -18,12 +18,15 @@ from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
     from gguftools.adapter_files import load_control, load_lora
+    from gguftools.conversion.lora import convert_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.embedding import embed
+    from gguftools.exporting.run import export
     from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
+    from gguftools.lora_merge import merge_lora
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
@@ -58,7 +61,10 @@ _LAZY = {
     "diff": ("gguftools.toolbox.diff", "diff"),
     "edit": ("gguftools.toolbox.edit", "edit"),
     "Edits": ("gguftools.toolbox.edit", "Edits"),
+    "export": ("gguftools.exporting.run", "export"),
     "hash": ("gguftools.toolbox.hashes", "hash_file"),
+    "merge_lora": ("gguftools.lora_merge", "merge_lora"),
+    "convert_lora": ("gguftools.conversion.lora", "convert_lora"),
     "merge": ("gguftools.toolbox.split", "merge"),
     "split": ("gguftools.toolbox.split", "split"),
     "verify": ("gguftools.toolbox.verify", "verify"),
@@ -88,6 +94,7 @@ __all__ = [
     "compare",
     "convert",
     "convert_endian",
+    "convert_lora",
     "demo",
     "demo_folder",
     "demo_model",
@@ -96,6 +103,7 @@ __all__ = [
     "diff",
     "edit",
     "embed",
+    "export",
     "generate",
     "hash",
     "imatrix",
@@ -107,6 +115,7 @@ __all__ = [
     "load_recipe",
     "load_session",
     "merge",
+    "merge_lora",
     "open",
     "open_vocabulary",
     "perplexity",

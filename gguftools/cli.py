@@ -31,10 +31,12 @@ from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
 from gguftools.commands.embed import embed
+from gguftools.commands.export import export
 from gguftools.commands.generate import generate
 from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
+from gguftools.commands.merge_lora import merge_lora
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
 from gguftools.commands.recipe import recipe_app
@@ -51,9 +53,9 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-RUNNING = (demo, convert, quantize, generate, embed, perplexity, compare, sensitivity, report_)
+RUNNING = (demo, convert, export, quantize, generate, embed, perplexity, compare, sensitivity, report_)
 LOOKING = (inspect, tokenize, template, trace)
-TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
+TOOLBOX = (check, edit, diff, hash_, verify, split, merge, merge_lora, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
 
 app = typer.Typer(

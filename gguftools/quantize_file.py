@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gguftools.conversion.options import Options
 from gguftools.errors import GGUFError
 from gguftools.files import check_output
 from gguftools.gguf.reader import TensorView
@@ -39,7 +40,6 @@ from gguftools.quantizing.source import Model, SourceTensor, open_model
 from gguftools.toolbox.shards import shard_path
 from quant.errors import QuantError
 from quant.format import Format
-from quant.imatrix import IMatrix
 from quant.mixes import Choice, PlanOptions, TensorInfo, apply_options, check_plan, plan
 from quant.presets import Preset, get_preset, recipe_of
 from quant.recipes import Recipe
@@ -56,7 +56,7 @@ class Settings:
     blocks to leave out; keep_split: one output per shard of the source; override_kv: `KEY=TYPE:VALUE`; on_nonfinite:
     "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
     file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
-    work at a time; pre, selftest: as `convert` takes them, for Hugging Face folders.
+    work at a time; conversion: options for Hugging Face folders, of which `split` also counts for the output.
     """
 
     include_weights: tuple[str, ...] = ()
@@ -69,8 +69,7 @@ class Settings:
     sidecar: bool = False
     reuse: Path | None = None
     max_buffer: int | None = None
-    pre: str | None = None
-    selftest: bool = False
+    conversion: Options | None = None
 
 
 def quantize(
@@ -145,11 +144,13 @@ def ladder(
 def convert_tensor(
     view: TensorView,
     target: Format,
-    importance: IMatrix | None = None,
+    importance: np.ndarray | None = None,
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[np.ndarray]:
-    """The tensor's data in another format, in pieces of at most SLAB weights; never more than two pieces in memory."""
+    """The tensor's data in another format, in pieces of at most SLAB weights; never more than two pieces in memory.
+
+    importance: float32 [matrices, n], or None."""
     from quant.quantize import dequantize_blocks, quantize_into
 
     if view.format is target:
@@ -159,8 +160,7 @@ def convert_tensor(
         return
     n = view.shape[-1]
     rows = view.data.view(view.format.block).reshape(-1, n // view.format.block_size)
-    weights = importance.importance(view.name) if importance is not None and view.name in importance.entries else None
-    per_matrix = len(rows) // (1 if weights is None else len(weights))  # rows that share one vector of importance
+    per_matrix = len(rows) // (1 if importance is None else len(importance))  # rows that share one vector of it
     step = max(1, min(SLAB // n, per_matrix))
     for matrix in range(len(rows) // max(1, per_matrix)):
         for lo in range(matrix * per_matrix, (matrix + 1) * per_matrix, step):
@@ -170,7 +170,7 @@ def convert_tensor(
                 dequantize_blocks(piece, view.format, threads),
                 target,
                 out,
-                None if weights is None else weights[matrix],
+                None if importance is None else importance[matrix],
                 threads,
                 view.name,
                 lo,
@@ -222,7 +222,7 @@ def _make(
     if settings.on_nonfinite not in NON_FINITE:
         raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(source, settings.pre, settings.selftest))
+        model = stack.enter_context(open_model(source, settings.conversion))
         model = prune(override(model, settings.override_kv), settings.prune_layers)
         importance = _importance(imatrix, model, settings)
         planned = [
@@ -304,15 +304,18 @@ def _default_path(model: Model, wish: _Wish, recipe: Recipe) -> Path:
 
 
 def _layouts(path: Path, model: Model, fields: list, choices: Sequence[Choice], settings: Settings) -> list[File]:
-    if not (settings.keep_split and model.shards):
+    shards = model.shards if settings.keep_split else ()
+    if settings.conversion is not None and settings.conversion.split is not None:
+        shards = tuple(map(tuple, settings.conversion.split.groups([(c.name, c.n_bytes) for c in choices])))
+    if len(shards) < 2:
         return [layout(path, [*fields, *_recorded_fields(len(choices), settings)], choices)]
     by_name = {c.name: c for c in choices}
     stem = path.with_name(path.name.removesuffix(".gguf"))
     files = []
-    for i, names in enumerate(model.shards):
+    for i, names in enumerate(shards):
         own = [by_name[name] for name in names]
-        more = split_fields(i, len(model.shards), len(choices)) + _recorded_fields(len(own), settings)
-        files.append(layout(shard_path(stem, i, len(model.shards)), [*(fields if i == 0 else []), *more], own))
+        more = split_fields(i, len(shards), len(choices)) + _recorded_fields(len(own), settings)
+        files.append(layout(shard_path(stem, i, len(shards)), [*(fields if i == 0 else []), *more], own))
     return files
 
 

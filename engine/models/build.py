@@ -53,6 +53,7 @@ class Build:
     tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     adapters, control: what is added to weights and between layers (`engine/adapters.py`);
     extra: for what one layer leaves for others, or `embed` for all.
     """
@@ -66,6 +67,7 @@ class Build:
     positions: Tensor = None  # type: ignore[assignment]
     out_rows: Tensor | None = None
     embd: Tensor | None = None
+    n_ctx: int = 0
     adapters: Adapters = ()
     control: Mapping[int, Tensor] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -124,9 +126,11 @@ class Build:
 
 @dataclass
 class Windows:
-    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept."""
+    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept. causal: instead of
+    what layers ask for, None leaves it to them."""
 
     n_seq: int
+    causal: bool | None = None
     _shared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(
@@ -135,6 +139,8 @@ class Windows:
         if k is None or v is None:
             k, v = self._shared[layer]
         self._shared[layer] = (k, v)
+        if self.causal is not None:
+            options["causal"] = self.causal
         q, k, v = (ops.permute(b.ctx, self._apart(b.ctx, t), 0, 2, 1, 3) for t in (q, k, v))
         y = ops.attention(b.ctx, q, k, v, scale, **options)
         return ops.reshape(b.ctx, y, y.ne[0] * y.ne[1], y.ne[2] * y.ne[3])

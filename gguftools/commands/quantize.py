@@ -118,6 +118,7 @@ def quantize(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
+    from gguftools.conversion.options import Options
     from gguftools.quantize_file import Settings
     from gguftools.quantize_file import ladder as run_ladder
     from gguftools.quantize_file import quantize as run
@@ -145,7 +146,7 @@ def quantize(
         sidecar=sidecar,
         reuse=reuse,
         max_buffer=max_buffer_size and max_buffer_size << 20,
-        pre=pre,
+        conversion=Options(pre=pre),
     )
     shared = (imatrix, options, allow_requantize, threads or count, progress, dry_run, settings)
     if ladder is not None:
