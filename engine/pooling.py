@@ -26,7 +26,7 @@ POOLING = ("none", *POOLINGS)
 BY_NUMBER = dict(enumerate(POOLING))
 
 
-def pooling_of(value: int | None) -> str | None:
+def name_of(value: int | None) -> str | None:
     """The name of a file's pooling, None if it names none. Raises EngineError for kinds that are not here."""
     if not value:
         return None
@@ -65,14 +65,14 @@ def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
     return np.divide(x, length, out=np.zeros(x.shape), where=length > 0).astype(np.float32)
 
 
-def chosen_pooling(session: Session, wanted: str | None) -> str:
-    """The pooling that was asked for, or the model's own; the mean for models that do not say. Raises EngineError for
-    one that there is not."""
-    if wanted is None:
-        return pooling_of(session.metadata.get(f"{session.arch.name}.pooling_type")) or "mean"
-    if wanted not in POOLING:
+def pooling_of(session: Session, wanted: str | None) -> str:
+    """The pooling that was asked for, or the model's own. Raises EngineError for one that there is not."""
+    if wanted is not None and wanted not in POOLING:
         raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
-    return wanted
+    if wanted is not None:
+        return wanted
+    number = session.metadata.get(f"{session.arch.name}.pooling_type")
+    return "mean" if number is None else name_of(number) or "none"
 
 
 def embed_texts(

@@ -57,13 +57,13 @@ def embed(
 
     Raises GGUFError and EngineError as `load` does, and for a text that is longer than the model was trained for.
     """
-    from engine.pooling import chosen_pooling, embed_texts
+    from engine.pooling import embed_texts, pooling_of
     from engine.session import Session
 
     texts = [texts] if isinstance(texts, str) else list(texts)
     name = "model" if isinstance(model, Session) else model
     with naming(name):
         session = model if isinstance(model, Session) else load(model, threads=threads)
-        kind = chosen_pooling(session, pooling)
+        kind = pooling_of(session, pooling)
         ids = [session.tokenize(text, add_special=True, parse_special=False) for text in texts]
         return Embeddings(embed_texts(session, ids, kind, normalize, n_batch, causal), ids, kind)
