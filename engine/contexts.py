@@ -162,6 +162,7 @@ class ModelContext:
                 self._layout(), self.n_ctx_seq, self.n_ubatch, given.n_seq_max, given.kv_unified, given.type_k,
                 given.type_v, given.full_windows,
             )  # fmt: skip
+            self.memory.can_shift = self.memory.can_shift and not self.arch.bounded
         self._reserve()
 
     # --- sizes ---
@@ -243,9 +244,10 @@ class ModelContext:
         full = complete(
             batch, self.n_vocab, self.params.n_seq_max, pos_max, pooled or not self.causal, self.hparams.n_embd
         )
-        last = int(full.pos.max())
-        if self.arch.bounded and last >= self.hparams.n_ctx_train:
-            raise EngineError(f"position {last} is beyond the {self.hparams.n_ctx_train} positions of the model")
+        if self.arch.bounded and full.pos.max() >= self.hparams.n_ctx_train:
+            raise EngineError(
+                f"position {full.pos.max()} in the batch: the model has learned {self.hparams.n_ctx_train}; start anew"
+            )
         if full.n_tokens > self.n_batch:
             raise EngineError(f"the batch has {full.n_tokens} tokens, more than n_batch {self.n_batch}: cut it")
         if not self.causal and full.n_tokens > self.n_ubatch:
@@ -425,7 +427,7 @@ class ModelContext:
 
     def _build(self, key: _Key) -> _Built:
         reads = None
-        memory: SequenceMemory = Windows(1)
+        memory: SequenceMemory = Windows(1, self.params.causal)
         if self.memory is not None:
             forced = None if self.causal == self.arch.causal else self.causal
             memory = reads = CacheReads(self.memory, key.n_seqs, key.n_kv, key.first, causal=forced)

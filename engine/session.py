@@ -133,12 +133,18 @@ class Session:
         return out
 
     def hidden(
-        self, windows: np.ndarray, first: int = 0, last: int | None = None, observe: Observer | None = None
+        self,
+        windows: np.ndarray,
+        first: int = 0,
+        last: int | None = None,
+        observe: Observer | None = None,
+        causal: bool | None = None,
     ) -> np.ndarray:
         """Normalised hidden states of positions first..last-1 of each window: float32 [n_windows * positions, n_embd].
 
         windows: int [n_windows, n_tokens], independent sequences of equal length. observe: see Observer; it is called
-        for every product with a weight, of all positions whose hidden state is computed.
+        for every product with a weight, of all positions whose hidden state is computed. causal: whether tokens see
+        only what is before them, None: as the model was made.
         """
         windows = np.asarray(windows)
         n_seq, n_tokens = self._check(windows)
@@ -146,7 +152,7 @@ class Session:
         rows = None
         if (first, last) != (0, n_tokens):
             rows = (np.arange(n_seq)[:, None] * n_tokens + np.arange(first, last)).astype(np.int32).reshape(-1)
-        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size)
+        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size, causal)
         io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
         if io["positions"].buffer is not None:  # models without positions do not read them
@@ -163,10 +169,12 @@ class Session:
         self._run(prepared, observe)
         return prepared.io["result"].array()[0, 0]
 
-    def prepared_body(self, n_seq: int, n_tokens: int, n_rows: int | None = None) -> Prepared:
+    def prepared_body(
+        self, n_seq: int, n_tokens: int, n_rows: int | None = None, causal: bool | None = None
+    ) -> Prepared:
         """The graph from tokens to hidden states, built and planned now if it is not there yet."""
         self._need_weights()
-        return self._graph(("body", n_seq, n_tokens, n_rows), n_seq * n_tokens)
+        return self._graph(("body", n_seq, n_tokens, n_rows, causal), n_seq * n_tokens)
 
     def prepared_head(self, n: int) -> Prepared:
         """The graph from `n` hidden states to logits."""
@@ -259,14 +267,16 @@ class Session:
         self._prepared[key] = Prepared(executable, io, ctx)
         return self._prepared[key]
 
-    def _build_body(self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None) -> dict[str, Tensor]:
+    def _build_body(
+        self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None, causal: bool | None
+    ) -> dict[str, Tensor]:
         io = {
             "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
             "positions": _input(ctx, I32, n_seq * n_tokens, name="positions"),
         }
         if n_rows is not None:
             io["rows"] = _input(ctx, I32, n_rows, name="rows")
-        build = self._build(ctx, n_seq)
+        build = self._build(ctx, n_seq, causal)
         build.tokens, build.positions, build.out_rows = io["tokens"], io["positions"], io.get("rows")
         io["result"] = build.body()
         return io
@@ -275,8 +285,8 @@ class Session:
         hidden = _input(ctx, F32, self.hparams.n_embd, n, name="hidden")
         return {"hidden": hidden, "result": self.arch.head(self._build(ctx, n), hidden)}
 
-    def _build(self, ctx: Context, n_seq: int) -> Build:
-        return Build(ctx, self.arch, self.hparams, self.weights, Windows(n_seq))
+    def _build(self, ctx: Context, n_seq: int, causal: bool | None = None) -> Build:
+        return Build(ctx, self.arch, self.hparams, self.weights, Windows(n_seq, causal))
 
 
 def _input(ctx: Context, format: Format, *ne: int, name: str) -> Tensor:

@@ -17,8 +17,16 @@ Scaled = tuple[str | os.PathLike, float]
 
 
 def load_lora(path: str | os.PathLike, session: Session) -> Lora:
-    """An adapter, as llama.cpp's `convert_lora_to_gguf.py` writes it. Raises GGUFError for a damaged file, EngineError
-    for one that is no adapter of this model; both name it."""
+    """An adapter, as `convert` writes it; a context takes it by `set_adapters`.
+
+    >>> import gguftools
+    >>> session = gguftools.load(gguftools.demo_model(), threads=1)
+    >>> gguftools.load_lora(gguftools.demo_model(), session)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    engine.errors.EngineError: ...: key 'general.type' is 'model', expected 'adapter': no LoRA adapter
+
+    Raises GGUFError for a damaged file, EngineError for one that is no adapter of this model; both name it.
+    """
     from engine.adapters import Lora
 
     with naming(path):
@@ -29,7 +37,16 @@ def load_lora(path: str | os.PathLike, session: Session) -> Lora:
 def load_control(
     files: Sequence[Scaled], session: Session, first: int | None = None, last: int | None = None
 ) -> ControlVector:
-    """The sum of control vectors, each with its strength, for layers first..last. Raises as `load_lora`."""
+    """The sum of control vectors, each with its strength, for layers first..last.
+
+    >>> import gguftools
+    >>> session = gguftools.load(gguftools.demo_model(), threads=1)
+    >>> gguftools.load_control([(gguftools.demo_model(), 1.0)], session)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    engine.errors.EngineError: ...: tensor 'token_embd.weight' of the control vector is no direction...
+
+    Raises as `load_lora`.
+    """
     from engine.adapters import ControlVector
 
     with naming(", ".join(str(path) for path, _ in files)):

@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 
 def save_session(path: str | os.PathLike, context: ModelContext, tokens: Sequence[int]) -> None:
-    """Write a context's memory, and the tokens that it is of. Raises GGUFError for a file that cannot be written, and
-    for encoders, which remember nothing."""
+    """Write a context's memory, and the tokens that it is of.
+
+    >>> import engine, gguftools, os, tempfile
+    >>> context = engine.ModelContext(gguftools.load(gguftools.demo_model(), threads=1), n_ctx=256)
+    >>> context.process([1, 2, 3])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_session(os.path.join(folder, "session.gguf"), context, [1, 2, 3])
+    ...     context.memory.clear()
+    ...     load_session(os.path.join(folder, "session.gguf"), context)
+    [1, 2, 3]
+
+    Raises GGUFError for a file that cannot be written, and for encoders, which remember nothing.
+    """
     from engine.cache import snapshot
 
     if context.memory is None:
@@ -34,8 +45,17 @@ def save_session(path: str | os.PathLike, context: ModelContext, tokens: Sequenc
 
 
 def load_session(path: str | os.PathLike, context: ModelContext) -> list[int]:
-    """Read it into a context; returns the tokens. Raises GGUFError for a damaged file, EngineError for one of another
-    model, or with more than there is room for; both name the file."""
+    """Read into a context what `save_session` wrote; returns the tokens.
+
+    >>> import engine, gguftools
+    >>> context = engine.ModelContext(gguftools.load(gguftools.demo_model(), threads=1), n_ctx=256)
+    >>> load_session(gguftools.demo_model(), context)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    engine.errors.EngineError: ...: no saved session, or one of another version than 1
+
+    Raises GGUFError for a damaged file, EngineError for one of another model, or with more than there is room for; both
+    name the file.
+    """
     from engine.cache import snapshot
 
     with GGUF(path) as file, naming(path):

@@ -126,9 +126,11 @@ class Build:
 
 @dataclass
 class Windows:
-    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept."""
+    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept. causal: instead of
+    what layers ask for, None leaves it to them."""
 
     n_seq: int
+    causal: bool | None = None
     _shared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(
@@ -137,6 +139,8 @@ class Windows:
         if k is None or v is None:
             k, v = self._shared[layer]
         self._shared[layer] = (k, v)
+        if self.causal is not None:
+            options["causal"] = self.causal
         q, k, v = (ops.permute(b.ctx, self._apart(b.ctx, t), 0, 2, 1, 3) for t in (q, k, v))
         y = ops.attention(b.ctx, q, k, v, scale, **options)
         return ops.reshape(b.ctx, y, y.ne[0] * y.ne[1], y.ne[2] * y.ne[3])

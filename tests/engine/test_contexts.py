@@ -511,7 +511,13 @@ def test_an_interrupt_leaves_memory_in_order(session, ids, monkeypatch):
 
 # --- families ---
 
-FAMILIES = ("mixtral", "qwen3", "qwen2moe", "olmo3", "mamba", "granitehybrid", "nemotron_h", "qwen3next", "qwen35")
+FAMILIES = (
+    "apertus", "cohere", "deepseek2", "falcon", "gemma2", "gemma3", "gemma4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+    "granite", "granitehybrid", "llama3-rope", "mamba", "mistral-swa", "mixtral", "nemotron_h", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen3moe", "qwen3next", "smollm3", "stablelm", "starcoder2",
+)  # fmt: skip
+#: those with states, or with learned positions
+FIXED = ("gpt2", "granitehybrid", "mamba", "nemotron_h", "qwen35", "qwen3next")
 
 
 @pytest.fixture(scope="module")
@@ -545,6 +551,32 @@ def test_families_through_the_cache(family):
         np.testing.assert_allclose(found[25:], other, atol=1e-3)
         two.memory.copy(0, 1)
         np.testing.assert_allclose(run(two, ids[25:35], seq=1), whole[25:35], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+def test_moved_positions_of_families(family, request):
+    """Rotations of all kinds, of parts of the keys, of none, in windows too."""
+    session, ids = family
+    c = context(session, n_ubatch=16)
+    run(c, ids[:40])
+    assert c.memory.can_shift == (request.node.callspec.params["family"] not in FIXED)
+    if not c.memory.can_shift:
+        with pytest.raises(EngineError, match="cannot be moved"):
+            c.memory.add(0, 0, -1, 5)
+        return
+    c.memory.add(0, 0, -1, 5)
+    np.testing.assert_allclose(run(c, ids[40:]), log_softmax(session.logits(ids))[40:], atol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
+def test_positions_that_were_never_learned(family):
+    session, ids = family
+    n = session.n_ctx_train
+    c = context(session, 2 * n)
+    for _ in range(n // 32):
+        c.process([ids[0]] * 32)
+    assert c.decode([ids[0]]) is Code.INVALID
+    assert f"position {n} in the batch: the model has learned {n}" in c.error
 
 
 @pytest.mark.parametrize("family", ["mamba", "granitehybrid"], indirect=True)

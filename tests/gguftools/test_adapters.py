@@ -1,7 +1,10 @@
 """LoRA adapters and control vectors: the same as with changed weights or states, and part of what graphs depend on."""
 
+import json
+
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import gguftools
 from engine import EngineError, ModelContext, Session
@@ -229,3 +232,23 @@ def test_files_that_are_no_control_vector(session, tmp_path, directions, message
     path = vector(tmp_path / "v.gguf", directions)
     with pytest.raises(EngineError, match=message):
         gguftools.load_control([(path, 1.0)], session)
+
+
+def test_an_adapter_of_peft_is_what_merging_it_gives(tiny, tiny_folder, session, ids, tmp_path):
+    """`convert` writes the adapter, `merge-lora` puts it into the weights: the same logits."""
+
+    rng = np.random.default_rng(0)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    shapes = {"A": (RANK, 256), "B": (256, RANK)}
+    save_file(
+        {name.format(half): (0.1 * rng.standard_normal(shape)).astype(np.float32) for half, shape in shapes.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA}))
+    gguftools.convert_lora(tmp_path, tmp_path / "a.gguf", base=tiny_folder)
+    gguftools.merge_lora(tiny["f32"], [(tmp_path / "a.gguf", 1.0)], tmp_path / "merged.gguf")
+    c = context(session)
+    c.set_adapters([(gguftools.load_lora(tmp_path / "a.gguf", session), 1.0)])
+    expected = gguftools.load(tmp_path / "merged.gguf", threads=2).logits(ids)[-1]
+    np.testing.assert_allclose(logits(c, ids), expected, atol=2e-3)
+    assert np.abs(expected - session.logits(ids)[-1]).max() > 0.01
