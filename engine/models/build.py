@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import ops
 from engine.context import Context
 from engine.models.arch import Arch, Hparams
 from engine.ops.op import F32
 from engine.tensor import Tensor
+
+if TYPE_CHECKING:
+    from engine.adapters import Adapters
 
 Weights = Mapping[str, Tensor]
 
@@ -47,8 +50,11 @@ class SequenceMemory(Protocol):
 class Build:
     """One graph under construction.
 
-    tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`;
+    tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
+    instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
+    adapters, control: what is added to weights and between layers (`engine/adapters.py`);
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -60,6 +66,10 @@ class Build:
     tokens: Tensor = None  # type: ignore[assignment]
     positions: Tensor = None  # type: ignore[assignment]
     out_rows: Tensor | None = None
+    embd: Tensor | None = None
+    n_ctx: int = 0
+    adapters: Adapters = ()
+    control: Mapping[int, Tensor] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,9 +79,11 @@ class Build:
 
     def body(self) -> Tensor:
         """Tokens -> normalised hidden states [n_embd, n], or of the wanted rows only."""
-        x = self.arch.embed(self)
+        x = self.arch.embed(self) if self.embd is None else self.embd
         for i in range(self.h.n_layer):
             x = self.arch.layer(self, i, x)
+            if i in self.control:
+                x = ops.add(self.ctx, x, self.control[i])
         return self.arch.finish(self, x)
 
     def attend(

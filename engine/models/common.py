@@ -231,12 +231,37 @@ def window_rows(period: int, of_config: Callable[[Mapping[str, Any], Hparams], A
     )
 
 
-def window_of(h: Hparams, i: int) -> int:
-    """The sliding window of layer i, 0 for none."""
+def layer_types(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+    """Which layers slide: newer configs list them; older ones say which, as "LLLG", or that every n-th does not."""
+    kinds, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
+    if isinstance(kinds, list):
+        return [kind == "sliding_attention" for kind in kinds]
+    if isinstance(pattern, str) and pattern:
+        return [pattern[i % len(pattern)] == "L" for i in range(h.n_layer)]
+    return [(i + 1) % pattern != 0 for i in range(h.n_layer)] if isinstance(pattern, int) and pattern > 0 else None
+
+
+def unless_usual(period: int) -> Callable[[Mapping[str, Any], Hparams], list[bool] | None]:
+    """Which layers slide, where these are not all but every `period`-th, which files do not say."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+        slide = layer_types(config, h)
+        return None if slide == [i % period < period - 1 for i in range(h.n_layer)] else slide
+
+    return found
+
+
+def has_window(h: Hparams, i: int) -> bool:
+    """Whether layer i is one of those with a sliding window."""
     period = h.window_pattern
     if isinstance(period, (list, tuple)):
-        return h.window if period[i] else 0
-    return h.window if period == 0 or i % period < period - 1 else 0
+        return bool(period[i])
+    return period == 0 or i % period < period - 1
+
+
+def window_of(h: Hparams, i: int) -> int:
+    """The sliding window of layer i, 0 for none."""
+    return h.window if has_window(h, i) else 0
 
 
 def partial_rotary(default: float) -> Hparam:
@@ -262,6 +287,11 @@ def rows(**changed: Hparam | None) -> tuple[Hparam, ...]:
     return tuple(row for row in found if row is not None)
 
 
+def uniform(found: tuple[Hparam, ...]) -> tuple[Hparam, ...]:
+    """The rows of a family whose layers are all alike: a list with a value for each is refused."""
+    return tuple(replace(row, per_layer=False) for row in found)
+
+
 def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     found = (config.get("rope_parameters") or {}).get(kind)
     return found if isinstance(found, Mapping) else {}
@@ -269,4 +299,39 @@ def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 def _head_size(h: Hparams) -> int:
     n_head = max(h.n_head) if isinstance(h.n_head, (list, tuple)) else h.n_head
+    if h.n_embd % n_head:
+        raise EngineError(f"the embedding length {h.n_embd} is no multiple of the {n_head} heads, and no size is given")
     return h.n_embd // n_head
+
+
+#: names of activations in configs -> kinds of `ops.unary`
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+
+def activation_row(key: str, usual: str) -> Hparam:
+    """The activation by its name in ACTIVATIONS; key: of the config. Written only where it is not the family's usual
+    one, which readers take for granted. The reference's graphs take the tanh form of GELU for all of them."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> str | None:
+        name = config.get(key)
+        return None if name == usual else name
+
+    return Hparam("activation", "{arch}.hidden_activation", found, usual, "string")
+
+
+def unusual_base(usual: float = 10000.0) -> Hparam:
+    """The base of the rotary frequencies, written only where it is not the one that the reference takes for granted."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> float | None:
+        base = rope_of(config).get("rope_theta")
+        return None if base == usual else base
+
+    return Hparam("rope_base", _ROPE + "freq_base", found, usual, "float32")

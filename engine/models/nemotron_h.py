@@ -59,6 +59,8 @@ HPARAMS = rows(
     n_ff=replace(_ROWS["n_ff"], config=_n_ff),
     n_head_kv=replace(_ROWS["n_head_kv"], config=_n_head_kv),
     norm_eps=replace(LAYER_NORM_EPS, config=("layer_norm_epsilon", "norm_eps", "rms_norm_eps")),
+    n_embd_head_k=replace(_ROWS["n_embd_head_k"], config=("head_dim", "attention_head_dim")),
+    n_embd_head_v=replace(_ROWS["n_embd_head_v"], config=("head_dim", "attention_head_dim")),
     n_expert=None,
     n_expert_used=None,
     n_expert_groups=None,
@@ -70,6 +72,8 @@ EXTRA = (
     N_VOCAB,
     Hparam("attention_scale", "{arch}.attention.scale", (), 0.0, "float32"),
     *MAMBA2_HPARAMS,
+    # nothing rotates; readers find what they expect
+    Hparam("rope_dim", "{arch}.rope.dimension_count", lambda config, h: h.n_embd // h.n_head, 0),
     Hparam("rotates", "{arch}.rope.scaling.finetuned", lambda config, h: False, False, "bool"),
 )
 
@@ -116,7 +120,7 @@ _SHARED = (
     *embedding_rows("backbone.embeddings", "backbone.norm_f"),
     *norm_row("attn_norm", BACKBONE + "norm"),
     *mamba2_rows(MIXER, layers=has_state),
-    *attention_rows(MIXER, layers=attends),
+    *attention_rows(MIXER, permuted=True, layers=attends),  # no use here, where nothing rotates: equal bytes
 )
 
 

@@ -42,6 +42,14 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Transpose:
+    """The last two axes exchanged, of a source that has the shape `shape(h, i)` or is rows of it. Works on the numbers
+    as they are stored; block formats, which cannot be turned, come in the right order already and stay."""
+
+    shape: Callable[[SimpleNamespace, int], tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
 class Shape:
     """The same elements in another shape, as when axes of length 1 are dropped. The other steps may change it too.
     source: the shape in the checkpoint, for export."""
@@ -49,7 +57,7 @@ class Shape:
     source: Callable[[SimpleNamespace, int], tuple[int, ...]] | None = None
 
 
-Step: TypeAlias = Take | Map | Whole | Shape
+Step: TypeAlias = Take | Map | Whole | Transpose | Shape
 
 
 def interleaved(n_rows: int, n_head: int) -> np.ndarray:

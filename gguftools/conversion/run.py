@@ -19,10 +19,11 @@ from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
 from gguftools.conversion.layouts import text_class, text_views
-from gguftools.conversion.mapping import is_skipped, mapped
+from gguftools.conversion.mapping import is_skipped, mapped, numbers
 from gguftools.conversion.names import ModelName, file_name
 from gguftools.conversion.options import Options, described
 from gguftools.conversion.overflow import settle
+from gguftools.conversion.sentence import sentence_settings
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
@@ -249,11 +250,11 @@ def plan(
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
     arch = arch_of_config(text_class(written))
-    config = normalize(written)
+    config = {**normalize(written), **sentence_settings(folder)}
     check_handled(written, config, arch)
-    h, common, own = read_hparams(config, arch)
     checkpoint = None if options.vocab_only else open_checkpoint(folder)
-    views = [] if checkpoint is None else text_views(folder, _in_order(checkpoint))
+    views = [] if checkpoint is None else list(text_views(folder, _in_order(checkpoint)))
+    h, common, own = read_hparams({**config, **numbers({view.name: view for view in views}, arch)}, arch)
     views = [view for view in views if not is_skipped(view.name, arch)]
     tensors = mapped(folder, logical(views, config, folder), arch, config, h) if checkpoint is not None else {}
     chosen = _auto(views) if outtype == "auto" else outtype.lower()

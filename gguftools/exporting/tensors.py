@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.models.arch import Arch, Hparams, TensorRow
-from engine.models.steps import Map, Shape, Take, Whole
+from engine.models.steps import Map, Shape, Step, Take, Whole
 from gguftools.conversion.transforms import Rows, _whole
 from gguftools.errors import GGUFError
 from gguftools.gguf.reader import TensorView
@@ -86,7 +86,7 @@ def _undone(source: str, parts: list[Part], h: Hparams) -> Rows:
     return _joined(source, parts, orders)
 
 
-def _undo(step: Take | Map | Whole | Shape, rows: Rows, part: Part, h: Hparams) -> Rows:
+def _undo(step: Step, rows: Rows, part: Part, h: Hparams) -> Rows:
     if isinstance(step, Take) and not step.drops:
         order = _checked(step.rows(h, part.layer), rows.n_rows, part)
         back = np.argsort(order)
