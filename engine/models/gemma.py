@@ -151,7 +151,7 @@ def _plus_one(row: TensorRow) -> TensorRow:
     """A norm's weight in the form that is multiplied with."""
     if not row.name.endswith("norm.weight"):
         return row
-    return replace(row, steps=(Map(lambda x: x + np.float32(1)),))
+    return replace(row, steps=(Map(lambda x: x + np.float32(1), lambda x: x - np.float32(1)),))
 
 
 _FIRST = (
