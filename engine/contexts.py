@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LAYER_NODES = 256  # of one layer with its cache, at most
 ADAPTER_NODES = 64  # of one layer for one adapter, at most
 NODE_BYTES = 512  # of a node's header and its places in the graph
-KEPT_GRAPHS = 4
+KEPT_GRAPHS = 16  # drafts are of all lengths
 
 
 class Code(IntEnum):
