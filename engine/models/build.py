@@ -51,6 +51,7 @@ class Build:
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
+    all_experts: tokens also go through the experts that were not chosen for them, with no effect on the result;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -64,6 +65,7 @@ class Build:
     out_rows: Tensor | None = None
     embd: Tensor | None = None
     n_ctx: int = 0
+    all_experts: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
