@@ -194,7 +194,7 @@ class Session:
     def check_experts(self) -> None:
         """Raises EngineError for a model without experts."""
         self._need_weights()
-        if not self.hparams.n_expert:
+        if not any("_exps." in name for name in self.weights):
             raise EngineError(
                 "the model has no experts, so there are none to send all tokens to; leave --all-experts out"
             )

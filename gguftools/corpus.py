@@ -125,7 +125,8 @@ def render_chats(session: Session, chats: Sequence[Sequence[Mapping[str, Any]]])
     """
     from gguftools.templates import chat_template, render_all, special_texts
 
-    template, special = chat_template(session.metadata), special_texts(session.tokenizer)
+    template = chat_template(session.metadata)
+    special: dict[str, Any] = {**special_texts(session.tokenizer)}
     texts: list[str] = []
     for lo in range(0, len(chats), _AT_ONCE):
         texts += render_all(template, chats[lo : lo + _AT_ONCE], add_generation_prompt=False, **special)
