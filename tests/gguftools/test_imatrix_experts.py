@@ -12,6 +12,7 @@ import gguftools
 from engine.errors import EngineError
 from engine.evaluate import collect
 from engine.evaluate.scoring import cut
+from gguftools import measure
 from gguftools.cli import main
 from gguftools.gguf.reader import GGUF
 from gguftools.imatrix_file import read_imatrix, write_imatrix
@@ -242,6 +243,21 @@ def test_layout_of_dat(model, tmp_path):
     assert struct.unpack_from("<ii", data, at) == (calls, entry.squares.size)
     found = np.frombuffer(data, "<f4", entry.squares.size, at + 8)
     np.testing.assert_allclose(found, calls * np.concatenate(means), rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [("a.gguf", "b.dat"), ("b.dat", "a.gguf")])
+def test_merge_of_both_forms(model, tmp_path, order):
+    """The older form has experts behind each other, the newer one says how many there are."""
+    m = collected(model("mixtral"))
+    m.chunk_count = 2
+    write_imatrix(tmp_path / "a.gguf", m)
+    write_imatrix(tmp_path / "b.dat", m, format="dat")
+    merged = measure.merge([tmp_path / name for name in order], tmp_path / "c.gguf")
+    for name, entry in experts_of(m).items():
+        calls = -(-int(entry.counts.max()) // N_CTX)  # the older form has one count for all experts
+        counts = entry.counts + calls * N_CTX
+        assert merged.entries[name].counts.tolist() == counts.tolist()
+        np.testing.assert_allclose(merged.importance(name), m.importance(name), rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["gguf", "dat"])
