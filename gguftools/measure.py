@@ -235,12 +235,14 @@ def imatrix(
     save_frequency: int = 0,
     format: str = "gguf",
     resume: bool = True,
+    all_experts: bool = False,
 ) -> IMatrix:
     """Collect the importance matrix of a model file over text files and write it.
 
     text: one or several files (`corpus.py`), each perhaps with a weight behind a colon; n_ctx, chunks, from_chunk: hold
     for each of them. The output is saved every `output_frequency` chunks and when the run is interrupted; the same call
     then continues, unless `resume` is off. Every `save_frequency` chunks a copy `OUTPUT.at_N` is kept (0: never).
+    process_output, all_experts: see `engine.collect`.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -265,6 +267,7 @@ def imatrix(
             "process_output": process_output,
             "parse_special": parse_special,
             "score": score,
+            "all_experts": all_experts,
         }
         run = _Run(Path(output), inputs, corpora, protocol, format, output_frequency, save_frequency)
         if resume:
@@ -275,6 +278,8 @@ def imatrix(
         texts = [_tokens(model, session, c, n_ctx, parse_special) for c in corpora]
         with naming(model):
             session.check_context(n_ctx)
+            if all_experts:
+                session.check_experts()
         sizes = [len(cut(tokens, n_ctx, chunks, None, from_chunk)) for tokens in texts]
         try:
             for i in range(run.at, len(texts)):
@@ -287,7 +292,17 @@ def imatrix(
 
                 with naming(model):
                     collect(
-                        session, texts[i], n_ctx, chunks, n_batch, process_output, score, step, from_chunk, run.state
+                        session,
+                        texts[i],
+                        n_ctx,
+                        chunks,
+                        n_batch,
+                        process_output,
+                        score,
+                        step,
+                        from_chunk,
+                        run.state,
+                        all_experts,
                     )
                 run.end_text()
         except (KeyboardInterrupt, SystemExit):  # by hand, or by a signal

@@ -55,6 +55,7 @@ class Build:
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     adapters, control: what is added to weights and between layers (`engine/adapters.py`);
+    all_experts: tokens also go through the experts that were not chosen for them, with no effect on the result;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -70,6 +71,7 @@ class Build:
     n_ctx: int = 0
     adapters: Adapters = ()
     control: Mapping[int, Tensor] = field(default_factory=dict)
+    all_experts: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

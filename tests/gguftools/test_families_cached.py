@@ -36,7 +36,7 @@ def test_no_positions_beyond_the_learned_ones(name, shared, converted):  # noqa:
     session = gguftools.load(converted(folders(shared)[name]), threads=2)
     context = ModelContext(session, ContextParams(1024))
     context.process([5] * 512)
-    with pytest.raises(EngineError, match="position 512 is beyond the 512 positions"):
+    with pytest.raises(EngineError, match="position 512 in the batch: the model has learned 512"):
         context.process([5])
     with pytest.raises(EngineError, match="more than the 512 positions"):
         session.hidden(np.full((1, 513), 5))
