@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
-    from gguftools.quantize_file import quantize
+    from gguftools.quantize_file import Settings, ladder, quantize
+    from gguftools.recipe_file import load_recipe, recipe_of_file
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
@@ -40,6 +41,10 @@ _LAZY = {
     "load": ("gguftools.loading", "load"),
     "convert": ("gguftools.conversion.run", "convert"),
     "quantize": ("gguftools.quantize_file", "quantize"),
+    "ladder": ("gguftools.quantize_file", "ladder"),
+    "Settings": ("gguftools.quantize_file", "Settings"),
+    "load_recipe": ("gguftools.recipe_file", "load_recipe"),
+    "recipe_of_file": ("gguftools.recipe_file", "recipe_of_file"),
     "imatrix": ("gguftools.measure", "imatrix"),
     "perplexity": ("gguftools.measure", "perplexity"),
     "compare": ("gguftools.measure", "compare"),
@@ -65,6 +70,7 @@ _LAZY = {
 __all__ = [
     "Edits",
     "GGUFError",
+    "Settings",
     "__version__",
     "check",
     "compare",
@@ -80,12 +86,15 @@ __all__ = [
     "hash",
     "imatrix",
     "inspect",
+    "ladder",
     "load",
+    "load_recipe",
     "merge",
     "open",
     "open_vocabulary",
     "perplexity",
     "quantize",
+    "recipe_of_file",
     "render",
     "split",
     "verify",

@@ -35,6 +35,7 @@ from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
+from gguftools.commands.recipe import recipe_app
 from gguftools.commands.report import report_
 from gguftools.commands.sensitivity import sensitivity
 from gguftools.commands.split import merge, split
@@ -50,7 +51,7 @@ _INTERRUPTED = 130  # exit code, as shells have it
 
 COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
-GROUPS = (imatrix_app,)
+GROUPS = (imatrix_app, recipe_app)
 
 app = typer.Typer(
     name="gguftools",

@@ -24,7 +24,7 @@ from gguftools.measure import N_CTX
 from gguftools.quantize_file import quantize
 from gguftools.text import read_text
 from quant.cache import cache_folder
-from quant.mixes import get_preset
+from quant.presets import get_preset
 
 if TYPE_CHECKING:
     from engine.evaluate import Evaluation

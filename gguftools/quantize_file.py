@@ -1,88 +1,98 @@
-"""A GGUF file in, a smaller one out: plan everything, refuse what cannot work, then stream tensor after tensor."""
+"""A model in, smaller ones out: plan everything, refuse what cannot work, then one pass over the weights.
+
+The source is a GGUF file, a set of shards, or a Hugging Face folder; there may be several outputs, which share the
+pass. The parts are in `gguftools/quantizing`.
+"""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gguftools.errors import GGUFError, naming
-from gguftools.gguf.reader import GGUF, TensorView
-from gguftools.gguf.writer import Writer
+from gguftools.errors import GGUFError
+from gguftools.files import check_output
+from gguftools.gguf.reader import TensorView
 from gguftools.imatrix_file import read_imatrix
+from gguftools.quantizing import importance as importances
+from gguftools.quantizing import record as records
+from gguftools.quantizing.assemble import Progress, Written, assemble, silent
+from gguftools.quantizing.pipeline import Job, Place
+from gguftools.quantizing.prepare import (
+    File,
+    Recorded,
+    layout,
+    origin_fields,
+    output_fields,
+    override,
+    prune,
+    split_fields,
+)
+from gguftools.quantizing.result import Quantized
+from gguftools.quantizing.scan import Scanned, digest, importance_digest, refuse, scan
+from gguftools.quantizing.source import Model, SourceTensor, open_model
+from gguftools.toolbox.shards import shard_path
+from quant.errors import QuantError
 from quant.format import Format
 from quant.imatrix import IMatrix
-from quant.mixes import COPY, Choice, PlanOptions, TensorInfo, check_plan, get_preset, plan
+from quant.mixes import Choice, PlanOptions, TensorInfo, apply_options, check_plan, plan
+from quant.presets import Preset, get_preset, recipe_of
+from quant.recipes import Recipe
 
-SLAB = 1 << 23  # weights that are held as float32 at a time
-
-QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
+SLAB = 1 << 23  # weights that `convert_tensor` holds as float32 at a time
+NON_FINITE = ("error", "zero")
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """What was done: a choice per tensor in file order, and the bytes of their data before and after."""
+class Settings:
+    """What else can be asked for, beside types.
 
-    output: Path
-    preset: str
-    choices: list[Choice]
-    bytes_before: int
-    bytes_after: int
-    without_importance: tuple[str, ...] = ()
+    include_weights, exclude_weights: parts of names, which entries of the importance matrix are used; prune_layers:
+    blocks to leave out; keep_split: one output per shard of the source; override_kv: `KEY=TYPE:VALUE`; on_nonfinite:
+    "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
+    file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
+    work at a time; pre, selftest: as `convert` takes them, for Hugging Face folders.
+    """
 
-    @property
-    def n_weights(self) -> int:
-        return sum(int(np.prod(c.shape, dtype=object)) for c in self.choices)
-
-    @property
-    def bpw(self) -> float:
-        """Bits per weight over all tensors."""
-        return 8 * self.bytes_after / max(1, self.n_weights)
-
-    @property
-    def fallbacks(self) -> int:
-        """Tensors whose rows forced another type."""
-        return sum(c.fallback for c in self.choices)
-
-    def rows(self) -> list[tuple]:
-        """Per tensor: name, shape, type before and after, bytes after, the rule that decided."""
-        return [(c.name, list(c.shape), c.source.name, c.target.name, c.n_bytes, c.rule) for c in self.choices]
-
-    def summary(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        names = ("name", "shape", "from", "to", "bytes", "rule")
-        return {
-            "output": str(self.output),
-            "preset": self.preset,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "bpw": self.bpw,
-            "fallbacks": self.fallbacks,
-            "without_importance": list(self.without_importance),
-            "tensors": [dict(zip(names, row)) for row in self.rows()],
-        }
+    include_weights: tuple[str, ...] = ()
+    exclude_weights: tuple[str, ...] = ()
+    prune_layers: tuple[int, ...] = ()
+    keep_split: bool = False
+    override_kv: tuple[str, ...] = ()
+    on_nonfinite: str = "error"
+    record: bool = False
+    sidecar: bool = False
+    reuse: Path | None = None
+    max_buffer: int | None = None
+    pre: str | None = None
+    selftest: bool = False
 
 
 def quantize(
     source: str | os.PathLike,
-    output: str | os.PathLike,
-    preset: str,
+    output: str | os.PathLike | None,
+    preset: str | int | Preset | Recipe,
     imatrix: str | os.PathLike | None = None,
     options: PlanOptions | None = None,
     allow_requantize: bool = False,
     threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
     dry_run: bool = False,
+    settings: Settings | None = None,
 ) -> Quantized:
-    """Quantize a GGUF file to a preset; the bytes are those that llama.cpp's quantize tool writes.
+    """Quantize a model to a preset or by a recipe; presets give the bytes that llama.cpp's quantize tool writes.
 
-    preset: as `Q4_K_M`, in any case; imatrix: an importance matrix file; progress: called with the number of bytes of
-    source data that are done; dry_run: plan and report, write nothing.
+    source: a GGUF file, any shard of a set, or a Hugging Face folder, which gives what converting it first with
+    `outtype="auto"` would; output: None makes a name beside the source; preset: as `Q4_K_M`, in any case, or a recipe,
+    which is written to the file's metadata; imatrix: an importance matrix file; progress: `gguftools.progress.progress`
+    or the like; dry_run: plan and report, write nothing.
+
+    A run that was stopped goes on where it was when the same is asked for again.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -92,44 +102,44 @@ def quantize(
     8.52
 
     Raises GGUFError and QuantError for everything that can be known before the first byte is written (a damaged
-    source, an output that is the source, a missing importance matrix, too little space), and for weights that are not
-    finite; then no file is left behind.
+    source, an output that is the source, a missing importance matrix, too little space, weights that are not finite).
     """
-    chosen = get_preset(preset)
-    with GGUF(source) as f, naming(source):
-        _check_model(f)
-        importance = read_imatrix(imatrix) if imatrix is not None else None
-        tensors = [TensorInfo(t.name, t.shape, t.format) for t in f.tensors.values()]
-        choices = plan(tensors, f.metadata, chosen, importance is not None, options)
-        if importance is not None:
-            importance.fit({t.name: (math.prod(t.shape[:-2]), t.shape[-1]) for t in tensors if t.shape})
-            _check_importance(imatrix, importance, choices)
-        check_plan(choices, importance.entries if importance else None, allow_requantize)
-        result = Quantized(
-            output=Path(output),
-            preset=chosen.name,
-            choices=choices,
-            bytes_before=sum(t.nbytes for t in f.tensors.values()),
-            bytes_after=sum(c.n_bytes for c in choices),
-            without_importance=_without(importance, choices),
-        )
-        if dry_run:
-            return result
-        with Writer(output, [source, *([imatrix] if imatrix is not None else [])]) as w:
-            for field in f.fields.values():
-                if not field.key.startswith("split."):
-                    w.add_field(field)
-            w.add("general.quantization_version", QUANTIZATION_VERSION, "uint32")
-            ftype = f.metadata.get("general.file_type", 0) if chosen is COPY else chosen.ftype
-            w.add("general.file_type", ftype, "uint32")
-            if importance is not None:
-                _describe_importance(w, Path(imatrix or ""), importance)
-            for choice in choices:
-                w.declare(choice.name, choice.shape, choice.target)
-            for choice in choices:
-                view = f.tensors[choice.name]
-                w.write(choice.name, convert_tensor(view, choice.target, importance, threads, progress))
+    wish = _Wish(preset, None if output is None else Path(output))
+    (result,) = _make(source, [wish], imatrix, options, allow_requantize, threads, progress, dry_run, settings)
     return result
+
+
+def ladder(
+    source: str | os.PathLike,
+    presets: Sequence[str | int | Preset | Recipe],
+    folder: str | os.PathLike,
+    imatrix: str | os.PathLike | None = None,
+    options: PlanOptions | None = None,
+    allow_requantize: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+    settings: Settings | None = None,
+) -> list[Quantized]:
+    """Quantize a model to several presets in one pass: each tensor is read once. Files lie in `folder`, named after
+    the source and the preset; the rest is as for `quantize`.
+
+    >>> import gguftools, os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = gguftools.ladder(gguftools.demo_model(), ["Q8_0", "Q4_K_M"], folder)
+    >>> [result.preset for result in results]
+    ['Q8_0', 'Q4_K_M']
+
+    Raises as `quantize` does; also if a preset comes twice.
+    """
+    if not presets:
+        raise GGUFError("a ladder needs presets, such as Q8_0,Q6_K,Q4_K_M")
+    names = [_recipe(preset).name for preset in presets]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise GGUFError(f"the ladder names {twice} twice; every rung is a file of its own")
+    wishes = [_Wish(preset, None, Path(folder)) for preset in presets]
+    return _make(source, wishes, imatrix, options, allow_requantize, threads, progress, dry_run, settings)
 
 
 def convert_tensor(
@@ -170,57 +180,327 @@ def convert_tensor(
                 progress(piece.nbytes)
 
 
-def _check_model(f: GGUF) -> None:
-    """Refuse files whose quantized form nobody could use. Raises GGUFError."""
-    if f.metadata.get("general.type") == "imatrix":
-        raise GGUFError(f"{f.path}: is an importance matrix, not a model; give it with --imatrix")
-    if not f.tensors:
-        raise GGUFError(f"{f.path}: has no tensors, there is nothing to quantize; is it a vocabulary?")
-    parts = f.metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise GGUFError(f"{f.path}: is one of {parts} parts of a model; merge them with llama-gguf-split first")
+# --- one pass ---------------------------------------------------------------------------------------------------------
 
 
-def _check_importance(path: object, importance: IMatrix, choices: list[Choice]) -> None:
-    """Entries must fit the tensors that they are for. Raises GGUFError naming the first that does not."""
-    fitting = 0
-    for choice in choices:
-        entry = importance.entries.get(choice.name)
-        if entry is None:
-            continue
-        fitting += 1
-        n_mat = 1
-        for n in choice.shape[:-2]:
-            n_mat *= n
-        if entry.squares.shape != (n_mat, choice.shape[-1]):
-            raise GGUFError(
-                f"{path}: '{choice.name}' has {entry.squares.shape[0]} x {entry.squares.shape[1]} values, the tensor "
-                f"needs {n_mat} x {choice.shape[-1]}: the importance matrix belongs to another model"
-            )
-    if not fitting:
-        raise GGUFError(f"{path}: no entry fits a tensor of the model: the importance matrix belongs to another model")
+@dataclass(frozen=True)
+class _Wish:
+    """An output that is asked for: the type, and its file, or a folder for it."""
+
+    preset: str | int | Preset | Recipe
+    output: Path | None
+    folder: Path | None = None
 
 
-def _without(importance: IMatrix | None, choices: list[Choice]) -> tuple[str, ...]:
-    """Tensors of blocks that are quantized without importance although there is a matrix."""
-    if importance is None:
-        return ()
-    return tuple(
-        c.name
-        for c in choices
-        if not c.is_copy and c.target.is_quantized and c.name.startswith("blk.") and c.name not in importance.entries
+@dataclass(frozen=True)
+class _Output:
+    """An output that is planned. importance: by name of a tensor of the output."""
+
+    recipe: Recipe
+    choices: list[Choice]
+    files: list[File]
+    result: Quantized
+
+
+def _recipe(preset: str | int | Preset | Recipe) -> Recipe:
+    return preset if isinstance(preset, Recipe) else recipe_of(get_preset(preset))
+
+
+def _make(
+    source: str | os.PathLike,
+    wishes: Sequence[_Wish],
+    imatrix: str | os.PathLike | None,
+    options: PlanOptions | None,
+    allow_requantize: bool,
+    threads: int | None,
+    progress: Progress | None,
+    dry_run: bool,
+    settings: Settings | None,
+) -> list[Quantized]:
+    settings, options, progress = settings or Settings(), options or PlanOptions(), progress or silent
+    recipes = [_recipe(wish.preset) for wish in wishes]
+    if settings.on_nonfinite not in NON_FINITE:
+        raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
+    with ExitStack() as stack:
+        model = stack.enter_context(open_model(source, settings.pre, settings.selftest))
+        model = prune(override(model, settings.override_kv), settings.prune_layers)
+        importance = _importance(imatrix, model, settings)
+        planned = [
+            _plan(model, wish, recipe, importance, options, allow_requantize, settings, dry_run)
+            for wish, recipe in zip(wishes, recipes)
+        ]
+        if dry_run:
+            return [output.result for output in planned]
+        old = None if settings.reuse is None else stack.enter_context(records.open_old(settings.reuse))
+        inputs = [*model.files, *(Path(p) for p in (imatrix, settings.reuse) if p is not None)]
+        for file in _files(planned):
+            check_output(file.path, inputs)
+        hashed = settings.record or settings.sidecar or old is not None
+        scanned = _scan(model, settings, hashed, threads, progress)
+        model = _repaired(model, scanned)
+        fingerprints = _Fingerprints(model, importance, scanned) if hashed else None
+        plans = [_Made(output, _reused(output, old, fingerprints)) for output in planned]
+        return _write(model, plans, importance, inputs, fingerprints, threads, progress, settings)
+
+
+def _importance(imatrix: str | os.PathLike | None, model: Model, settings: Settings) -> importances.Importance | None:
+    if imatrix is None:
+        if settings.include_weights or settings.exclude_weights:
+            raise GGUFError("--include-weights and --exclude-weights choose entries of an --imatrix; give one")
+        return None
+    matrix = read_imatrix(imatrix)
+    importances.select(matrix, settings.include_weights, settings.exclude_weights)
+    return importances.resolve(Path(imatrix), matrix, model.tensors.values())
+
+
+def _plan(
+    model: Model,
+    wish: _Wish,
+    recipe: Recipe,
+    importance: importances.Importance | None,
+    options: PlanOptions,
+    allow_requantize: bool,
+    settings: Settings,
+    dry_run: bool,
+) -> _Output:
+    """Types, file layout and what is to be said. Raises what can be known without reading weights."""
+    applied = apply_options(recipe, options)
+    tensors = [TensorInfo(t.name, t.shape, t.format) for t in model.tensors.values()]
+    choices = plan(tensors, model.metadata, applied, importance is not None)
+    origins = {name: t.origin for name, t in model.tensors.items()}
+    known = None if importance is None else {name for name, origin in origins.items() if origin in importance}
+    warnings = []
+    try:
+        check_plan(choices, known, allow_requantize)
+    except QuantError as error:
+        if not dry_run:
+            raise
+        warnings.append(f"this would be refused: {error}")
+    path = wish.output or _default_path(model, wish, recipe)
+    fields = output_fields(model, applied, importance)
+    if settings.record or isinstance(wish.preset, Recipe):
+        fields += origin_fields(applied)
+    files = _layouts(path, model, fields, choices, settings)
+    covered = None if importance is None else importances.coverage(importance, choices, origins)
+    result = Quantized(
+        output=path,
+        preset=recipe.name,
+        choices=choices,
+        outputs=tuple(file.path for file in files),
+        file_bytes=sum(file.size for file in files),
+        without_importance=covered.missing if covered else (),
+        warnings=(*warnings, *(covered.warnings() if covered else ())),
     )
+    return _Output(applied, choices, files, result)
 
 
-def _describe_importance(w: Writer, path: Path, importance: IMatrix) -> None:
-    w.add("quantize.imatrix.file", _short(path.name), "string")
-    if importance.datasets:
-        w.add("quantize.imatrix.dataset", _short(importance.datasets[0]), "string")
-    w.add("quantize.imatrix.entries_count", len(importance.entries), "uint32")
-    if importance.chunk_count:
-        w.add("quantize.imatrix.chunks_count", importance.chunk_count, "uint32")
+def _default_path(model: Model, wish: _Wish, recipe: Recipe) -> Path:
+    if wish.folder is None:
+        return model.folder / model.name(recipe.name)
+    if not wish.folder.is_dir():
+        raise GGUFError(f"{wish.folder}: no such folder; make it first")
+    stem = model.path.name if model.path.is_dir() else model.path.stem
+    return wish.folder / (model.name(recipe.name) if model.is_hf else f"{stem}-{recipe.name}.gguf")
 
 
-def _short(text: str) -> str:
-    """At most 127 bytes of UTF-8, as the reference's fields hold."""
-    return text.encode(errors="replace")[:127].decode(errors="ignore")
+def _layouts(path: Path, model: Model, fields: list, choices: Sequence[Choice], settings: Settings) -> list[File]:
+    if not (settings.keep_split and model.shards):
+        return [layout(path, [*fields, *_recorded_fields(len(choices), settings)], choices)]
+    by_name = {c.name: c for c in choices}
+    stem = path.with_name(path.name.removesuffix(".gguf"))
+    files = []
+    for i, names in enumerate(model.shards):
+        own = [by_name[name] for name in names]
+        more = split_fields(i, len(model.shards), len(choices)) + _recorded_fields(len(own), settings)
+        files.append(layout(shard_path(stem, i, len(model.shards)), [*(fields if i == 0 else []), *more], own))
+    return files
+
+
+def _recorded_fields(n: int, settings: Settings) -> list:
+    """Room for the record, of the size that it will have."""
+    if not settings.record:
+        return []
+    return Recorded(records.blank(n), records.blank(n), records.blank(n)).fields()
+
+
+def _files(planned: Sequence[_Output]) -> list[File]:
+    return [file for output in planned for file in output.files]
+
+
+# --- before the first byte --------------------------------------------------------------------------------------------
+
+
+def _scan(
+    model: Model, settings: Settings, hashed: bool, threads: int | None, progress: Progress
+) -> dict[str, Scanned]:
+    """What a look at all weights finds. Raises QuantError for values that are not finite, if they may not be."""
+    with progress("scanning", sum(t.n_bytes for t in model.tensors.values())) as advance:
+        scanned = scan(model.tensors.values(), hashed, threads, advance)
+    if settings.on_nonfinite == "error":
+        refuse(model.tensors, scanned)
+    return scanned
+
+
+def _repaired(model: Model, scanned: dict[str, Scanned]) -> Model:
+    """The model with 0 for values that are not finite."""
+    tensors = {
+        name: replace(t, zero=True) if name in scanned and scanned[name].not_finite else t
+        for name, t in model.tensors.items()
+    }
+    return replace(model, tensors=tensors)
+
+
+class _Fingerprints:
+    """SHA-256 of what each tensor of an output is made from, by its name."""
+
+    def __init__(self, model: Model, importance: importances.Importance | None, scanned: dict[str, Scanned]) -> None:
+        self._model, self._importance = model, importance
+        self._sources = {name: s.digest for name, s in scanned.items()}
+        self._importances: dict[str, str] = {}
+
+    def source(self, name: str) -> str:
+        self._sources[name] = self._sources.get(name) or digest(self._model.tensors[name])
+        return self._sources[name]
+
+    def importance(self, choice: Choice) -> str:
+        """Of what matters for this tensor: nothing, where it is copied or its type ignores importance."""
+        find = _importance_of(self._model.tensors[choice.name], choice, self._importance)
+        if find is None:
+            return importance_digest(None)
+        if choice.name not in self._importances:
+            self._importances[choice.name] = importance_digest(find)
+        return self._importances[choice.name]
+
+
+def _importance_of(
+    tensor: SourceTensor, choice: Choice, importance: importances.Importance | None
+) -> Callable[[], np.ndarray] | None:
+    if importance is None or choice.is_copy or choice.target.kernels.quantize_weighted is None:
+        return None
+    return importance.of(tensor.origin)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A planned output, and tensors of an older one that it takes over."""
+
+    output: _Output
+    reused: dict[str, SourceTensor]
+
+
+def _reused(output: _Output, old: records.Old | None, fingerprints: _Fingerprints | None) -> dict[str, SourceTensor]:
+    if old is None or fingerprints is None:
+        return {}
+    found = {}
+    for choice in output.choices:
+        if choice.is_copy:
+            continue
+        tensor = old.find(choice, fingerprints.source(choice.name), fingerprints.importance(choice))
+        if tensor is not None:
+            found[choice.name] = tensor
+    if not found:
+        raise GGUFError(
+            f"{old.path}: none of its tensors was made from this source with the same types and importance; "
+            "leave out --reuse"
+        )
+    return found
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    model: Model,
+    made: Sequence[_Made],
+    importance: importances.Importance | None,
+    inputs: Sequence[Path],
+    fingerprints: _Fingerprints | None,
+    threads: int | None,
+    progress: Progress,
+    settings: Settings,
+) -> list[Quantized]:
+    files = _files([m.output for m in made])
+    recorded: dict[Path, Recorded] = {}
+
+    def header(file: File, digests: Mapping[str, str]) -> bytes:
+        """What the finished file begins with: its record is known now."""
+        if fingerprints is None or not (settings.record or settings.sidecar):
+            return file.header
+        found = Recorded(
+            tuple(fingerprints.source(c.name) for c in file.choices),
+            tuple(fingerprints.importance(c) for c in file.choices),
+            tuple(digests[c.name] for c in file.choices),
+        )
+        recorded[file.path] = found
+        return _with_record(file, found) if settings.record else file.header
+
+    about = (settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers)
+    written = assemble(
+        files, _jobs(model, made, importance), inputs, about, header, threads, settings.max_buffer, progress,
+        hashed=settings.record or settings.sidecar,
+    )  # fmt: skip
+    results, number = [], 0
+    for m in made:
+        own = range(number, number + len(m.output.files))
+        number = own.stop
+        for file in m.output.files if settings.sidecar else ():
+            records.write_sidecar(file.path, m.output.recipe, file.choices, recorded[file.path])
+        results.append(_result(m, own, written, model))
+    return results
+
+
+def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importance | None) -> list[Job]:
+    """A job per tensor, in the order of the first output."""
+    places: dict[str, list[Place]] = {}
+    finders: dict[str, Callable[[], np.ndarray] | None] = {}
+    number = 0
+    for m in made:
+        for file in m.output.files:
+            for choice in file.choices:
+                measured = choice.source.is_quantized and not choice.is_copy
+                reused = m.reused.get(choice.name)
+                place = Place(number, choice.target, file.offsets[choice.name], reused, measured)
+                places.setdefault(choice.name, []).append(place)
+                if not finders.get(choice.name):
+                    finders[choice.name] = _importance_of(model.tensors[choice.name], choice, importance)
+            number += 1
+    return [
+        Job(
+            model.tensors[name],
+            tuple(found),
+            finders[name],
+            by_matrix=finders[name] is not None and len(model.tensors[name].shape) > 2,
+        )
+        for name, found in places.items()
+    ]
+
+
+def _with_record(file: File, recorded: Recorded) -> bytes:
+    """The file's header with blank digests replaced by the real ones."""
+    header = file.header
+    blank = Recorded(*(records.blank(len(file.choices)) for _ in Recorded.FIELDS))
+    for old, new in zip(blank.fields(), recorded.fields()):
+        assert header.count(_encoded(old)) == 1
+        header = header.replace(_encoded(old), _encoded(new))
+    assert len(header) == len(file.header), "the record's size was known"
+    return header
+
+
+def _encoded(field: Any) -> bytes:
+    key = field.key.encode()
+    return len(key).to_bytes(8, "little") + key + int(field.type).to_bytes(4, "little") + bytes(field.raw)
+
+
+def _result(made: _Made, own: range, written: Written, model: Model) -> Quantized:
+    errors = {name: sums.relative for (number, name), sums in written.errors.items() if number in own}
+    zeroed = {}
+    for name, tensor in model.tensors.items():
+        if tensor.zero:
+            zeroed[name] = sum(int(np.count_nonzero(tensor.not_finite(lo, hi))) for lo, hi in tensor.spans())
+    return replace(
+        made.output.result,
+        reused=tuple(made.reused),
+        resumed=sum(written.resumed[i] for i in own),
+        errors=errors,
+        zeroed=zeroed,
+    )

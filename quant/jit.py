@@ -12,6 +12,7 @@ It is switched off by name, since a function otherwise takes over the setting of
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import lru_cache
@@ -69,15 +70,19 @@ class _CacheFile(IndexDataCacheFile):
         self._save_index(self._load_index() | {key: name})
 
 
+_setting = threading.Lock()  # modules with kernels may be imported on several threads at once
+
+
 @contextmanager
 def _cache_of(function: Callable):
     """numba's cache folder is the one of the function's package."""
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+    with _setting:
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(cache_folder(function.__module__.split(".")[0]))
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
 
 
 def _cached(compiled: Any, function: Callable):

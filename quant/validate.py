@@ -78,15 +78,21 @@ def validate(q: np.ndarray, format: str | Format) -> int:
 
 def first_bad_block(blocks: np.ndarray, fmt: Format) -> int:
     """As `validate`, for an array of blocks."""
+    flat = blocks.reshape(-1)
+    for start in range(0, flat.size, BLOCKS_PER_STEP):
+        bad = bad_blocks(flat[start : start + BLOCKS_PER_STEP], fmt)
+        if bad.any():
+            return start + int(np.argmax(bad))
+    return -1
+
+
+def bad_blocks(blocks: np.ndarray, fmt: Format) -> np.ndarray:
+    """Which blocks of an array have a scale (or value) that is not finite: bool, of the same shape."""
     rules = _RULES.get(fmt.name)
     if rules is None:
         rules = tuple((field, _half) for field in ("d", "dmin", "m", "s") if field in (fmt.block.names or ()))
     flat = blocks.reshape(-1)
-    for start in range(0, flat.size, BLOCKS_PER_STEP):
-        step = flat[start : start + BLOCKS_PER_STEP]
-        bad = np.zeros(step.size, bool)
-        for field, is_bad in rules:
-            bad |= is_bad(step[field])
-        if bad.any():
-            return start + int(np.argmax(bad))
-    return -1
+    bad = np.zeros(flat.size, bool)
+    for field, is_bad in rules:
+        bad |= is_bad(flat[field])
+    return bad.reshape(blocks.shape)

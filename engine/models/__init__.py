@@ -2,11 +2,34 @@
 
 from engine.errors import EngineError
 from engine.models.arch import Arch
+from engine.models.granite import GRANITE
 from engine.models.llama import LLAMA
-from engine.models.qwen3 import QWEN3
+from engine.models.minimax_m2 import MINIMAX_M2
+from engine.models.olmo2 import OLMO2
+from engine.models.olmoe import OLMOE
+from engine.models.qwen2 import QWEN2, QWEN2MOE
+from engine.models.qwen3 import QWEN3, QWEN3MOE
+from engine.models.seed_oss import SEED_OSS
+from engine.models.smollm3 import SMOLLM3
+from engine.models.stablelm import STABLELM
+
+_ALL = (
+    GRANITE,
+    LLAMA,
+    MINIMAX_M2,
+    OLMO2,
+    OLMOE,
+    QWEN2,
+    QWEN2MOE,
+    QWEN3,
+    QWEN3MOE,
+    SEED_OSS,
+    SMOLLM3,
+    STABLELM,
+)
 
 #: `general.architecture` -> family
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (LLAMA, QWEN3)}
+ARCHS: dict[str, Arch] = {arch.name: arch for arch in _ALL}
 
 
 def get_arch(name: object) -> Arch:

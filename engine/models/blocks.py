@@ -105,3 +105,10 @@ def ffn_plain(b: Build, prefix: str, x: Tensor, kind: str = "gelu", suffix: str 
     """down(act(up(x))); kind: of `ops.unary`."""
     up = linear(b, f"{prefix}ffn_up{suffix}", x)
     return linear(b, f"{prefix}ffn_down{suffix}", ops.unary(b.ctx, kind, up))
+
+
+def rms_norm_across(b: Build, name: str, x: Tensor) -> Tensor:
+    """RMS norm of heads x [d, n_head, n] over all elements of a token, and the heads again."""
+    d, n_head, n = x.ne[:3]
+    x = x if x.is_contiguous else ops.cont(b.ctx, x)
+    return ops.reshape(b.ctx, rms_norm(b, name, ops.reshape(b.ctx, x, d * n_head, n)), d, n_head, n)

@@ -6,11 +6,12 @@ adds its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.models.arch import Hparam, Hparams
+from engine.errors import EngineError
+from engine.models.arch import Hparam, Hparams, at
 
 
 def rope_of(config: Mapping[str, Any], kind: str = "full_attention") -> Mapping[str, Any]:
@@ -32,7 +33,7 @@ _SCALING = {"linear": "linear", "yarn": "yarn", "su": "longrope", "longrope": "l
 def _scaling_type(config: Mapping[str, Any], h: Hparams) -> str | None:
     kind = rope_type(config)
     if kind in ("linear", "yarn") and rope_of(config).get("factor") is None:
-        return None
+        raise EngineError(f"'rope_parameters.factor' is missing, which the rope scaling '{kind}' needs")
     return _SCALING.get(kind)
 
 
@@ -135,8 +136,59 @@ LAYER_NORM_EPS = Hparam(
     kind="float32",
 )
 
+#: kinds of rotary scaling in config.json for families without rope_freqs.weight
+SCALED_ROPE = ("default", "linear", "yarn")
+
+N_FF_EXPERT = Hparam(
+    "n_ff_exp",
+    "{arch}.expert_feed_forward_length",
+    ("moe_intermediate_size",),
+    lambda h: at(h.n_ff, 0) // h.n_expert_used,
+)
+N_FF_SHARED = Hparam(
+    "n_ff_shexp",
+    "{arch}.expert_shared_feed_forward_length",
+    ("shared_expert_intermediate_size",),
+    lambda h: at(h.n_ff, 0),
+)
 N_VOCAB = Hparam("n_vocab", "{arch}.vocab_size", ("vocab_size",), None)
 N_ROT = Hparam("n_rot", "{arch}.rope.dimension_count", ("head_dim",), lambda h: h.n_embd_head_k, always=True)
+
+
+def window_rows(period: int, of_config: Callable[[Mapping[str, Any], Hparams], Any]) -> tuple[Hparam, Hparam]:
+    """The sliding window, and which layers have it: a list, or as in files without one, all but every `period`-th.
+
+    of_config: the list from a config that has a window.
+    """
+
+    def pattern(config: Mapping[str, Any], h: Hparams) -> Any:
+        return of_config(config, h) if h.window else None
+
+    key = "{arch}.attention.sliding_window"
+    return (
+        Hparam("window", key, ("sliding_window",), 0),
+        Hparam("window_pattern", key + "_pattern", pattern, period, "bool", per_layer=True),
+    )
+
+
+def window_of(h: Hparams, i: int) -> int:
+    """The sliding window of layer i, 0 for none."""
+    period = h.window_pattern
+    if isinstance(period, (list, tuple)):
+        return h.window if period[i] else 0
+    return h.window if period == 0 or i % period < period - 1 else 0
+
+
+def partial_rotary(default: float) -> Hparam:
+    """How many elements of a head rotate, from a config that says which part of them."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> int:
+        names = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+        places = [place[name] for place in (rope_of(config), config) for name in names if place.get(name) is not None]
+        size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return int((places[0] if places else default) * size)
+
+    return replace(N_ROT, config=found)
 
 
 def silent(row: Hparam) -> Hparam:

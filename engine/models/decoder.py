@@ -144,3 +144,17 @@ def expert_rows(
             layers=layers,
         ),
     )
+
+
+#: the gate of the shared expert, one number a token
+SHARED_GATE = TensorRow(
+    "blk.{i}.ffn_gate_inp_shexp.weight", LAYER + "mlp.shared_expert_gate.weight", lambda h: (1, h.n_embd)
+)
+
+
+def wide_qk_norm_rows(source: str = LAYER + "self_attn.") -> tuple[TensorRow, ...]:
+    """Norms of queries and keys across all heads."""
+    return (
+        TensorRow("blk.{i}.attn_q_norm.weight", source + "q_norm.weight", lambda h, i: (n_q(h, i),)),
+        TensorRow("blk.{i}.attn_k_norm.weight", source + "k_norm.weight", lambda h, i: (n_k(h, i),)),
+    )

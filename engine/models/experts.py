@@ -6,7 +6,8 @@ import math
 
 from engine import ops
 from engine.errors import EngineError
-from engine.models.blocks import linear, linear_experts
+from engine.models.arch import Hparams
+from engine.models.blocks import ffn_gated, linear, linear_experts
 from engine.models.build import Build
 from engine.tensor import Tensor
 
@@ -117,3 +118,18 @@ def moe(b: Build, prefix: str, x: Tensor, *, kind: str = "swiglu", **routing) ->
     """The common case: the router `ffn_gate_inp`, its choice (see `route`), and its experts."""
     ids, weights = route(b, linear(b, prefix + "ffn_gate_inp", x), **routing)
     return experts(b, prefix, x, ids, weights, kind=kind)
+
+
+def gated_shared_expert(b: Build, prefix: str, x: Tensor) -> Tensor:
+    """The expert of all tokens, times a gate of one number a token: `ffn_*_shexp`, `ffn_gate_inp_shexp`."""
+    gate = ops.sigmoid(b.ctx, linear(b, prefix + "ffn_gate_inp_shexp", x))
+    return ops.mul(b.ctx, ffn_gated(b, prefix, x, suffix="_shexp"), gate)
+
+
+def has_experts(h: Hparams) -> None:
+    """A check for families that are nothing without experts. Raises EngineError."""
+    if h.n_expert < 1 or h.n_expert_used < 1:
+        raise EngineError(
+            f"{h.n_expert} experts of which a token uses {h.n_expert_used}: expected 1 or more of each; "
+            "'expert_count' or 'expert_used_count' is missing or damaged"
+        )

@@ -36,9 +36,11 @@ EXTRA = (N_VOCAB, N_ROT, Hparam("window", "{arch}.attention.sliding_window", _wi
 _IS_DENSE = lambda h, i: h.n_expert == 0  # noqa: E731
 _HAS_EXPERTS = lambda h, i: h.n_expert > 0  # noqa: E731
 
+ROPE_FREQS = TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors)
+
 TENSORS = (
     *embedding_rows(),
-    TensorRow("rope_freqs.weight", "", lambda h: (h.n_rot // 2,), optional=True, make=llama3_factors),
+    ROPE_FREQS,
     *norm_row("attn_norm", LAYER + "input_layernorm"),
     *attention_rows(permuted=True),
     *norm_row("ffn_norm", LAYER + "post_attention_layernorm"),
@@ -80,7 +82,7 @@ def finish(b: Build, x: Tensor) -> Tensor:
 
 LLAMA = Arch(
     name="llama",
-    hf_names=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    hf_names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
     hparams=rows(),
     extra_hparams=EXTRA,
     tensors=TENSORS,

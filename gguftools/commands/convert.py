@@ -18,7 +18,12 @@ def convert(
         Path | None,
         typer.Option("-o", "--outfile", help="File or folder to write; {outtype} in the name is filled in."),
     ] = None,
-    outtype: Annotated[str, typer.Option(help="f32, f16, bf16, q8_0, or auto: that of the source.")] = "auto",
+    outtype: Annotated[
+        str, typer.Option(help="f32, f16, bf16, q8_0, or auto: that of the source; or a preset such as Q4_K_M.")
+    ] = "auto",
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Importance matrix, for presets.", show_default=False)
+    ] = None,
     pre: Annotated[str | None, typer.Option(help="Pre-tokenizer to name, instead of the one found.")] = None,
     selftest: Annotated[
         bool, typer.Option("--self-test", help="Also write texts and their token ids, which `check` compares.")
@@ -27,12 +32,9 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert a Hugging Face model (safetensors) to GGUF."""
-    from gguftools.conversion.run import plan, write
+    from gguftools.conversion.run import convert as run
 
-    conversion = plan(folder, outfile, outtype, pre, selftest)
-    with progress("converting", conversion.n_bytes) as advance:
-        write(conversion, threads, advance)
-    summary = conversion.summary()
+    summary = run(folder, outfile, outtype, pre, threads, progress, selftest, imatrix).summary()
     if json:
         report.print_json(summary)
         return

@@ -113,9 +113,7 @@ def _single(found: dict[str, Any], show: Any, all_: bool, as_tree: bool) -> None
     elif all_ or len(folded) == len(found["tensors"]):
         show(_columns(found), [_tensor_row(i, t) for i, t in enumerate(found["tensors"])])
     else:
-        show(
-            ("count", "name", "layers", "shape", "type", "bytes"), [_folded_row(row) for row in folded]
-        )
+        show(("count", "name", "layers", "shape", "type", "bytes"), [_folded_row(row) for row in folded])
     report.write()
     rows = [(t["type"], t["tensors"], t["weights"], t["bytes"], f"{t['share']:.1%}") for t in found["types"]]
     show(("type", "tensors", "weights", "bytes", "share"), rows)

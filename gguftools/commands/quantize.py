@@ -1,61 +1,288 @@
-"""`gguftools quantize`: a GGUF file in another type."""
+"""`gguftools quantize`: a model in other types."""
 
 from __future__ import annotations
 
-import sys
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gguftools import report
-from gguftools.commands.options import Json, Threads
+from gguftools.commands.options import DryRun, Json, Threads
+from gguftools.errors import GGUFError
 from gguftools.progress import progress
+
+HELP = """Quantize a GGUF file, a set of shards, or a Hugging Face folder (in one pass).
+
+IN [OUT] TYPE [THREADS], as llama.cpp's quantize tool has them; without OUT the name is ggml-model-TYPE.gguf beside the
+input. The bytes of plain presets are those that llama.cpp writes. Where its tool surprises, this one does what is
+meant: patterns keep their case, work with every TYPE and must match something; a type that is asked for is never
+exchanged; alignment is kept; per-layer keys follow --prune-layers; --keep-split does not change types. A run that was
+stopped goes on where it was when the same command is given again."""
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="GGUF file, F32, F16 or BF16.", show_default=False)],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.", show_default=False)],
-    preset: Annotated[
-        str,
-        typer.Argument(metavar="TYPE", help="Preset such as Q4_K_M, in any case, or its number.", show_default=False),
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="IN [OUT] TYPE [THREADS]", help="See above.", show_default=False)
     ],
     imatrix: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Importance matrix (see `gguftools imatrix`).", show_default=False),
     ] = None,
+    include_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Use only importance of weights with this in the name; repeatable.", show_default=False
+        ),
+    ] = None,
+    exclude_weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave out weights with this in the name; repeatable.", show_default=False),
+    ] = None,
+    pure: Annotated[bool, typer.Option("--pure", help="One type for all tensors, no mixture.")] = False,
+    leave_output_tensor: Annotated[
+        bool, typer.Option("--leave-output-tensor", help="Copy output.weight as it is.")
+    ] = False,
+    output_tensor_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the output matrix.", show_default=False)
+    ] = None,
+    token_embedding_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the embeddings.", show_default=False)
+    ] = None,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=TYPE",
+            help="Type of tensors whose name matches this regular expression; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    tensor_type_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of PATTERN=TYPE, between white space.", show_default=False),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Recipe in place of TYPE (see `gguftools recipe`).", show_default=False),
+    ] = None,
+    ladder: Annotated[
+        str | None,
+        typer.Option(metavar="TYPES", help="Several types, with commas, in one pass, into -o DIR.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="PATH", help="Output; for --ladder a folder.", show_default=False),
+    ] = None,
     allow_requantize: Annotated[
-        bool, typer.Option(help="Accept tensors that are already quantized; they lose twice.")
+        bool,
+        typer.Option("--allow-requantize", help="Accept tensors that are already quantized; says what it costs."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and the size; write nothing.")
+    no_fallback: Annotated[
+        bool, typer.Option("--no-fallback", help="Refuse rows that a type's blocks do not divide.")
     ] = False,
+    prune_layers: Annotated[
+        str | None, typer.Option(metavar="N,N-N", help="Layers to leave out.", show_default=False)
+    ] = None,
+    keep_split: Annotated[bool, typer.Option("--keep-split", help="One output per shard of the input.")] = False,
+    override_kv: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=TYPE:VALUE", help="Set a key; TYPE: int, float, bool, str; repeatable.", show_default=False
+        ),
+    ] = None,
+    on_nonfinite: Annotated[
+        str, typer.Option(metavar="HOW", help="error, or zero: take 0 for NaN and infinities in the weights.")
+    ] = "error",
+    record: Annotated[
+        bool, typer.Option("--record", help="Write recipe and fingerprints of all sources to the metadata.")
+    ] = False,
+    sidecar: Annotated[
+        bool, typer.Option("--sidecar", help="Write them to OUT.record.json instead; OUT stays plain.")
+    ] = False,
+    reuse: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OLD", help="Take over unchanged tensors of an output with such a record.", show_default=False
+        ),
+    ] = None,
+    max_buffer_size: Annotated[
+        int | None,
+        typer.Option(metavar="MIB", min=1, help="Memory for weights in work; 384 by default.", show_default=False),
+    ] = None,
+    pre: Annotated[
+        str | None,
+        typer.Option(help="Pre-tokenizer to name, for Hugging Face folders.", show_default=False),
+    ] = None,
+    dry_run: DryRun = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Quantize a GGUF file; the bytes are those that llama.cpp's quantize tool writes."""
+    from gguftools.quantize_file import Settings
+    from gguftools.quantize_file import ladder as run_ladder
     from gguftools.quantize_file import quantize as run
+    from gguftools.quantizing.prepare import layer_numbers
+    from gguftools.recipe_file import load_recipe
+    from quant.mixes import PlanOptions
 
-    if dry_run:
-        result = run(source, output, preset, imatrix, None, allow_requantize, threads, dry_run=True)
-    else:
-        with progress("quantizing", source.stat().st_size if source.is_file() else 0) as advance:
-            result = run(source, output, preset, imatrix, None, allow_requantize, threads, advance)
-    if result.without_importance:
-        sys.stderr.write(
-            f"warning: {len(result.without_importance)} tensors have no entry in the importance matrix and are "
-            f"quantized without, the first is {result.without_importance[0]}\n"
+    source, output, kind, count = positionals(arguments, recipe is not None, ladder is not None, out)
+    options = PlanOptions(
+        pure=pure,
+        leave_output_tensor=leave_output_tensor,
+        output_tensor_type=output_tensor_type,
+        token_embedding_type=token_embedding_type,
+        tensor_types=tuple(tensor_types(tensor_type or [], tensor_type_file)),
+        no_fallback=no_fallback,
+    )
+    settings = Settings(
+        include_weights=tuple(include_weights or ()),
+        exclude_weights=tuple(exclude_weights or ()),
+        prune_layers=tuple(layer_numbers(prune_layers)) if prune_layers else (),
+        keep_split=keep_split,
+        override_kv=tuple(override_kv or ()),
+        on_nonfinite=on_nonfinite,
+        record=record,
+        sidecar=sidecar,
+        reuse=reuse,
+        max_buffer=max_buffer_size and max_buffer_size << 20,
+        pre=pre,
+    )
+    shared = (imatrix, options, allow_requantize, threads or count, progress, dry_run, settings)
+    if ladder is not None:
+        results = run_ladder(
+            source, [part.strip() for part in ladder.split(",") if part.strip()], output or ".", *shared
         )
+    else:
+        results = [run(source, output, load_recipe(recipe) if recipe is not None else kind, *shared)]
+    for line in dict.fromkeys(line for result in results for line in result.warnings):
+        report.warn(line)
     if json:
-        report.print_json(result.summary())
+        found = [result.summary() for result in results]
+        report.print_json(found if ladder is not None else found[0])
         return
-    if dry_run:
-        report.table(("tensor", "shape", "from", "to", "bytes", "rule"), result.rows())
-        report.write()
-    report.write(str(output))
+    for result in results:
+        show(result)
+
+
+quantize.__doc__ = HELP
+
+
+def positionals(
+    found: list[str], has_recipe: bool, is_ladder: bool, out: Path | None
+) -> tuple[Path, Path | None, str, int | None]:
+    """Input, output, type and threads out of `IN [OUT] TYPE [THREADS]`; no TYPE with a recipe or a ladder.
+
+    Raises GGUFError for any other number of them.
+    """
+    rest = list(found[1:])
+    if is_ladder and has_recipe:
+        raise GGUFError("--ladder and --recipe exclude each other")
+    if not (is_ladder or has_recipe) and not rest:
+        raise typer.BadParameter("expected IN [OUT] TYPE [THREADS]")
+    kind = ""
+    output = out
+    if is_ladder or has_recipe:
+        if rest and not rest[0].isdecimal() and not is_ladder:
+            output = _one(output, rest.pop(0))
+    elif _is_type(rest[0]):
+        kind = rest.pop(0)
+    else:
+        if len(rest) < 2:
+            raise typer.BadParameter(f"'{rest[0]}' is no type" + _nearest(rest[0]))
+        output = _one(output, rest.pop(0))
+        kind = rest.pop(0)
+    threads = None
+    if rest:
+        text = rest.pop(0)
+        if not text.isdecimal() or int(text) > 512:
+            raise typer.BadParameter(f"'{text}' is no number of threads")
+        threads = int(text) or None
+    if rest:
+        raise typer.BadParameter(f"'{rest[0]}' is one argument too many; expected IN [OUT] TYPE [THREADS]")
+    return Path(found[0]), output, kind, threads
+
+
+def _one(option: Path | None, argument: str) -> Path:
+    if option is not None:
+        raise typer.BadParameter("the output is named twice, as an argument and with -o")
+    return Path(argument)
+
+
+def _is_type(text: str) -> bool:
+    from quant.errors import QuantError
+    from quant.presets import get_preset
+
+    try:
+        get_preset(text)
+    except QuantError:
+        return False
+    return True
+
+
+def _nearest(text: str) -> str:
+    from quant.errors import QuantError
+    from quant.presets import get_preset
+
+    try:
+        get_preset(text)
+    except QuantError as error:
+        _, mark, near = str(error).partition("; ")
+        return mark + near
+    return ""
+
+
+def tensor_types(given: list[str], file: Path | None) -> list[tuple[str, str]]:
+    """(pattern, type) of options and of a file of them. The last `=` separates, as patterns may hold some.
+
+    Raises GGUFError for text without one.
+    """
+    from gguftools.files import read_whole
+
+    found = list(given)
+    if file is not None:
+        text = read_whole(file, "a text file").decode("utf-8", "replace")
+        found += text.split()
+        if not text.split():
+            raise GGUFError(f"{file}: holds no PATTERN=TYPE")
+    pairs = []
+    for item in found:
+        pattern, equals, kind = item.rpartition("=")
+        if not (pattern and equals and kind):
+            raise GGUFError(f"tensor type {shlex.quote(item)}: expected PATTERN=TYPE, such as ffn_down=Q6_K")
+        pairs.append((pattern, kind))
+    return pairs
+
+
+def show(result: Any) -> None:
+    """The report of one output: a row per tensor, then what they come to."""
+    from gguftools.quantizing.result import COLUMNS
+
+    report.table(COLUMNS, result.rows())
+    report.write()
+    for path in result.outputs or (result.output,):
+        report.write(report.plain(str(path)))
     report.write(
         f"{result.preset}: {report.size(result.bytes_before)} -> {report.size(result.bytes_after)} of weights, "
-        f"{result.bpw:.3f} bits per weight"
+        f"{result.bpw:.3f} bits per weight, {result.file_bytes:,} bytes of files"
     )
+    types = ", ".join(f"{count} {name}" for name, count, _, _ in result.totals())
+    report.write(f"tensors: {types}")
     if result.fallbacks:
-        report.write(f"{result.fallbacks} tensors took another type, because their rows are not whole blocks")
+        report.write(
+            f"{result.fallbacks} tensors ({result.fallback_share:.1%} of the weights) took another type, because their "
+            f"rows are not whole blocks: {result.bpw:.3f} bits per weight instead of {result.bpw_wanted:.3f}"
+        )
+    if result.reused:
+        report.write(f"{len(result.reused)} tensors were taken over unchanged")
+    if result.resumed:
+        report.write(f"{report.size(result.resumed)} were done by an earlier run")
+    if result.zeroed:
+        total = sum(result.zeroed.values())
+        report.write(f"{total:,} values in {len(result.zeroed)} tensors were not finite and are 0 now")
+    if result.errors:
+        name, worst = max(result.errors.items(), key=lambda pair: pair[1])
+        mean = (sum(e * e for e in result.errors.values()) / len(result.errors)) ** 0.5
+        report.write(
+            f"quantizing again adds a relative error of {mean:.4f} to {len(result.errors)} tensors, most to {name}: "
+            f"{worst:.4f}; the file it was made from would be better"
+        )

@@ -88,6 +88,8 @@ def _fill(h: Hparams, config: Mapping[str, Any], arch: Arch, rows: Iterable[Hpar
     for row in rows:
         where, found = _look_up_row(config, row, h)
         found = None if found is None else _checked(found, row, where)
+        if row.per_layer and not row.is_list and isinstance(found, tuple) and len(found) < h.n_layer:
+            raise GGUFError(f"config.json: '{where}' has {len(found)} values for {h.n_layer} layers")
         value = row.fill(found, h, f"config.json: {where}")
         setattr(h, row.field, value)
         if value is not None and row.written and (found is not None or row.always):

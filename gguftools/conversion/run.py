@@ -9,30 +9,34 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
 from gguftools.conversion.mapping import is_skipped, mapped
-from gguftools.conversion.names import file_name
+from gguftools.conversion.names import ModelName, file_name
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
 from gguftools.errors import GGUFError
-from gguftools.gguf.writer import Writer
+from gguftools.gguf.keys import type_of
+from gguftools.gguf.values import encode
+from gguftools.quantizing.assemble import Progress, assemble, silent
+from gguftools.quantizing.pipeline import Job, Place
+from gguftools.quantizing.prepare import layout
+from gguftools.quantizing.scan import refuse, scan
+from gguftools.quantizing.source import of_item
 from gguftools.safetensors import Checkpoint, SafetensorView, open_checkpoint
+from quant.errors import QuantError
 from quant.format import Format
 from quant.formats import FORMATS
+from quant.mixes import Choice
+from quant.presets import get_preset
 
 log = logging.getLogger(__name__)
-
-PIECE = 1 << 21  # weights that are held as float32 at a time: 8 MiB
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
 
@@ -70,8 +74,8 @@ class Item:
 class Conversion:
     """What is to be done, or was: everything but the weights is known.
 
-    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read;
-    fallbacks: names of tensors whose rows did not fit the format, and that became F16.
+    output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read; model_name: what
+    names of files are made of; fallbacks: names of tensors whose rows did not fit the format, and that became F16.
     """
 
     output: Path
@@ -80,6 +84,7 @@ class Conversion:
     keys: list[Pair]
     items: list[Item]
     inputs: list[Path]
+    model_name: ModelName
     fallbacks: tuple[str, ...]
 
     @property
@@ -114,15 +119,17 @@ def convert(
     outtype: str = "auto",
     pre: str | None = None,
     threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
     selftest: bool = False,
+    imatrix: str | os.PathLike | None = None,
 ) -> Conversion:
     """Convert a Hugging Face folder to a GGUF file; the bytes are those that llama.cpp's converter writes.
 
     output: a file, in whose name `{outtype}` stands for the type; a folder; or None for the model's own folder; a name
-    is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source. pre: name of the
-    pre-tokenizer, instead of the one found. threads: None means all cores. progress: called with the number of bytes
-    of tensors that are written. selftest: also write texts with the ids that they must give (`engine.tokenizer`).
+    is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source; or a preset such as
+    Q4_K_M, which gives what quantizing the file of `auto` would, in one pass. pre: name of the pre-tokenizer, instead
+    of the one found. threads: None means all cores. progress: `gguftools.progress.progress` or the like. selftest: also
+    write texts with the ids that they must give (`engine.tokenizer`). imatrix: importance, for presets.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -133,9 +140,47 @@ def convert(
     Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
     and for weights that are not finite or do not fit the type; then no file is left behind.
     """
-    conversion = plan(source, output, outtype, pre, selftest)
-    write(conversion, threads, progress)
-    return conversion
+    if outtype.lower() in (*OUTTYPES, "auto"):
+        if imatrix is not None:
+            raise GGUFError(f"an importance matrix has no use for {outtype}; name a preset such as Q4_K_M")
+        conversion = plan(source, output, outtype, pre, selftest)
+        write(conversion, threads, progress)
+        return conversion
+    return _quantized(source, output, outtype, pre, threads, progress, selftest, imatrix)
+
+
+def _quantized(
+    source: str | os.PathLike,
+    output: str | os.PathLike | None,
+    outtype: str,
+    pre: str | None,
+    threads: int | None,
+    progress: Progress,
+    selftest: bool,
+    imatrix: str | os.PathLike | None,
+) -> Conversion:
+    """Conversion and quantization in one pass."""
+    from gguftools.quantize_file import Settings, quantize
+
+    try:
+        preset = get_preset(outtype)
+    except QuantError as error:
+        kinds = f"{', '.join(OUTTYPES)}, auto and presets such as Q4_K_M"
+        raise GGUFError(f"unknown outtype '{outtype}'; there are {kinds} ({error})") from None
+    conversion = plan(source, None, "auto", pre, selftest)
+    names = file_name(conversion.model_name, preset.name)
+    path = _output_path(Path(source), None if output is None else Path(output), names, preset.name)
+    settings = Settings(pre=pre, selftest=selftest)
+    done = quantize(source, path, preset, imatrix, None, False, threads, progress, False, settings)
+    items = {item.name: item for item in conversion.items}
+    return replace(
+        conversion,
+        output=path,
+        outtype=preset.name,
+        keys=[(k, preset.ftype if k == "general.file_type" else v) for k, v in conversion.keys],
+        items=[replace(items[c.name], format=c.target) for c in done.choices],
+        fallbacks=tuple(c.name for c in done.substituted),
+    )
 
 
 def plan(
@@ -177,34 +222,19 @@ def plan(
     ]
     path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
     inputs = [*checkpoint.files, *folder.glob("*.json")]
-    return Conversion(path, arch.name, target, keys, items, inputs, fallbacks)
+    return Conversion(path, arch.name, target, keys, items, inputs, model_name, fallbacks)
 
 
-def write(conversion: Conversion, threads: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+def write(conversion: Conversion, threads: int | None = None, progress: Progress = silent) -> None:
     """Carry out a plan. Raises GGUFError and QuantError as `convert` does."""
-    with Writer(conversion.output, conversion.inputs) as w:
-        for key, value in conversion.keys:
-            w.add(key, value)
-        for item in conversion.items:
-            w.declare(item.name, item.rows.shape, item.format)
-        for item in conversion.items:
-            w.write(item.name, _pieces(item, threads, progress))
-
-
-def _pieces(item: Item, threads: int | None, progress: Callable[[int], None] | None) -> Iterator[np.ndarray]:
-    """A tensor's blocks, a piece of rows at a time."""
-    from quant.quantize import quantize_into
-
-    n_rows, n = item.rows.n_rows, item.rows.n
-    step = max(1, PIECE // max(1, n))
-    where = f"{item.name} (from {item.rows.name})" if item.rows.name else item.name
-    for lo in range(0, n_rows, step):
-        weights = item.rows.read(lo, min(lo + step, n_rows), threads)
-        blocks = np.empty((len(weights), n // item.format.block_size), item.format.block)
-        quantize_into(weights, item.format, blocks, threads=threads, name=where, first_row=lo)
-        yield blocks
-        if progress is not None:
-            progress(blocks.nbytes)
+    sources = {item.name: of_item(item) for item in conversion.items}
+    with progress("scanning", sum(t.n_bytes for t in sources.values())) as advance:
+        refuse(sources, scan(sources.values(), False, threads, advance))
+    choices = [Choice(t.name, t.shape, t.format, t.format, "", t.format) for t in sources.values()]
+    fields = [encode(key, value, type_of(key)) for key, value in conversion.keys]
+    file = layout(conversion.output, fields, choices)
+    jobs = [Job(t, (Place(0, t.format, file.offsets[t.name]),)) for t in sources.values()]
+    assemble([file], jobs, conversion.inputs, "convert", threads=threads, progress=progress, verb="converting")
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import tracemalloc
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +158,7 @@ def test_other_models_are_the_reference_files(name, tmp_path):
 
 def test_threads_and_pieces_do_not_matter(tmp_path, monkeypatch):
     convert(TINY, tmp_path / "a.gguf", "q8_0", threads=1)
-    monkeypatch.setattr(run, "PIECE", 1000)
+    monkeypatch.setattr("gguftools.quantizing.source.PIECE", 1000)
     convert(TINY, tmp_path / "b.gguf", "q8_0", threads=3)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
@@ -260,9 +262,16 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path):
 
 
 def test_progress_counts_every_byte(tmp_path):
-    done = []
-    made = convert(make(tmp_path / "m"), tmp_path / "out.gguf", "q8_0", progress=done.append)
-    assert sum(done) == made.n_bytes == sum(t.nbytes for t in GGUF(made.output).tensors.values())
+    done = Counter()
+
+    @contextmanager
+    def progress(what, total):
+        yield lambda n: done.update({what: n})
+        assert done[what] == total
+
+    made = convert(make(tmp_path / "m"), tmp_path / "out.gguf", "q8_0", progress=progress)
+    assert done["converting"] == made.n_bytes == sum(t.nbytes for t in GGUF(made.output).tensors.values())
+    assert list(done) == ["scanning", "converting", "verifying"]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -282,7 +291,7 @@ REFUSED = {
     "infinity": ({"tensors": changed(EMBED, (2047, 63), -np.inf)}, r"token_embd.*row 2047, column 63 is -inf"),
     "double overflow": ({"tensors": changed(DOWN, (1, 2), 1e300, "F64")}, r"ffn_down.*row 1, column 2"),
     "half overflow": ({"tensors": changed(EMBED, (2000, 7), 70000)}, r"token_embd.*row 2000, column 7.*F16"),
-    "norm NaN": ({"tensors": changed("model.norm.weight", 9, np.nan)}, r"output_norm.*row 9"),
+    "norm NaN": ({"tensors": changed("model.norm.weight", 9, np.nan)}, r"output_norm.*column 9 is nan"),
     "missing tensor": ({"tensors": {k: v for k, v in weights().items() if k != DOWN}}, f"'{DOWN}' is missing"),
     "missing head": ({"config": {"tie_word_embeddings": False}}, "'lm_head.weight' is missing"),
     "unknown tensor": ({"tensors": weights() | {"model.extra": stored(np.ones(3), "F32")}}, "'model.extra'"),

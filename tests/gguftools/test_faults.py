@@ -90,23 +90,48 @@ def test_killed_at_any_moment(name, place):
         check_all_whole(place, before, name)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+RESUMED = ("convert", "quantize")  # they go on where they were
+
+
+def stopped(name: str, place: Path, number: int, method: str, condition: str) -> subprocess.CompletedProcess:
+    """Run a command that gets a signal once a method that writes has brought about a condition."""
+    module, _, kind = method.rpartition(".")[0].rpartition(".")
+    code = (
+        f"import sys, os, {module} as w; from gguftools import cli; real = w.{kind}.write\n"
+        "def write(self, *arguments):\n"
+        "    real(self, *arguments)\n"
+        f"    if {condition}: os.kill(os.getpid(), {int(number)})\n"
+        f"w.{kind}.write = write; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *arguments(name, place)[3:]]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in RESUMED])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_while_writing(number, name, place):
     """A signal in the middle of the output: nothing is left, not even hidden."""
     before = contents(place)
-    code = (
-        "import sys, os, signal, gguftools.gguf.writer as w; from gguftools import cli; real = w.Writer.write\n"
-        "def write(self, name, chunks):\n"
-        "    real(self, name, chunks)\n"
-        "    if len(self._pending) == 4: os.kill(os.getpid(), NUMBER)\n"
-        "w.Writer.write = write; sys.exit(cli.main(sys.argv[1:]))"
-    ).replace("NUMBER", str(int(number)))
-    command = [sys.executable, "-c", code, *arguments(name, place)[3:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = stopped(name, place, number, "gguftools.gguf.writer.Writer.write", "len(self._pending) == 4")
     assert done.returncode == 128 + number, done.stderr
     assert contents(place) == before
     assert sorted(p.name for p in place.iterdir()) == sorted(before)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_taken_up_again(number, name, place):
+    """What is done stays, hidden, and the same command goes on with it."""
+    before = contents(place)
+    done = stopped(name, place, number, "gguftools.quantizing.partial.Partial.write", "len(self._done) == 9")
+    assert done.returncode == 128 + number, done.stderr
+    assert "the same command goes on with it" in done.stderr
+    assert contents(place) == before
+    assert sorted(p.name for p in place.iterdir()) == [".out.gguf.journal", ".out.gguf.partial", *sorted(before)]
+    subprocess.run(arguments(name, place), check=True, capture_output=True)
+    subprocess.run(arguments(name, place, place / "again.gguf"), check=True, capture_output=True)
+    assert sorted(p.name for p in place.iterdir()) == sorted([*before, "again.gguf", "out.gguf"])
+    assert (place / "out.gguf").read_bytes() == (place / "again.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n != "imatrix"])  # its file is small

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from quant.jit import WITHOUT_KERNELS, cache_folder, fast_kernel, kernel
+from quant.jit import WITHOUT_KERNELS, cache_folder, config, fast_kernel, kernel
 from tests.conftest import ROOT
 
 
@@ -35,6 +36,7 @@ def test_strict_function_called_from_a_fast_one():
 
 _WORKER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import quant
 golden = np.load(sys.argv[1])
@@ -71,3 +73,16 @@ def test_folders_that_do_not_count_have_no_kernels(folder):
         text = path.read_text()
         assert "numba" not in text, path
         assert "quant.jit" not in text, path
+
+
+def test_threads_that_make_kernels_at_once():
+    """The folder is a setting of all of numba: for a moment, and for one thread at a time."""
+    before = config.CACHE_DIR
+
+    def make(_):
+        return kernel(_cancel.py_func)._cache.cache_path
+
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(make, range(400)))
+    assert len(found) == 1
+    assert before == config.CACHE_DIR

@@ -11,22 +11,10 @@ import pytest
 
 from quant import QuantError
 from quant.formats import FORMATS
-from quant.mixes import (
-    ALIASES,
-    CONDITIONS,
-    COPY,
-    FALLBACK,
-    PRESETS,
-    ROWS,
-    Choice,
-    PlanOptions,
-    TensorInfo,
-    category_of,
-    check_plan,
-    file_type_label,
-    get_preset,
-    plan,
-)
+from quant.mixes import Choice, PlanOptions, TensorInfo, check_plan, plan
+from quant.presets import ALIASES, CONDITIONS, COPY, PRESETS, ROWS, file_type_label, get_preset
+from quant.recipes import FALLBACK
+from quant.roles import ROLES
 
 DATA = Path(__file__).parent.parent / "data"
 SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", Path(__file__).parent.parent.parent.parent / "shared"))
@@ -165,8 +153,8 @@ def test_rows_name_only_what_exists():
     for row in ROWS:
         assert set(row.conditions) <= set(CONDITIONS)
         assert set(row.presets) <= set(PRESETS)
-        assert row.format in FORMATS or not row.format
-        assert all(category_of(f"{c}.weight") == c or c == "head" for c in row.categories)
+        assert row.type in FORMATS or not row.type
+        assert set(row.roles) <= set(ROLES)
     assert set(FALLBACK) | set(FALLBACK.values()) <= set(FORMATS)
     used = {condition for row in ROWS for condition in row.conditions}
     assert used == set(CONDITIONS), "every condition is used"
@@ -178,7 +166,7 @@ def test_no_row_is_dead():
     for i, row in enumerate(ROWS):
         for earlier in ROWS[:i]:
             covers = (
-                (not earlier.categories or (row.categories and set(row.categories) <= set(earlier.categories)))
+                (not earlier.roles or (row.roles and set(row.roles) <= set(earlier.roles)))
                 and (not earlier.presets or (row.presets and set(row.presets) <= set(earlier.presets)))
                 and set(earlier.conditions) <= set(row.conditions)
             )
@@ -350,7 +338,8 @@ def test_patterns():
     down = [found[f"blk.{i}.ffn_down.weight"] for i in range(8)]
     assert down == ["Q8_0"] * 2 + ["Q4_K"] * 6, "first match wins, and the preset's own type counts as a request"
     assert found["blk.5.attn_v.weight"] == "Q5_K", r"\D keeps its case"
-    assert next(c.rule for c in choices if c.name == "blk.1.ffn_down.weight") == r"tensor type 'blk\.[01]\.ffn_down'"
+    rule = next(c.rule for c in choices if c.name == "blk.1.ffn_down.weight")
+    assert rule == r"tensor type 'blk\.[01]\.ffn_down=q8_0'"
 
 
 def test_a_tensor_named_by_a_pattern_is_not_counted():
