@@ -137,7 +137,8 @@ class Session:
         prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size)
         io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
-        io["positions"].array()[...] = np.tile(np.arange(n_tokens), n_seq)
+        if io["positions"].buffer is not None:  # models without positions do not read them
+            io["positions"].array()[...] = np.tile(np.arange(n_tokens), n_seq)
         if rows is not None:
             io["rows"].array()[...] = rows
         self._run(prepared, observe)

@@ -27,9 +27,10 @@ def ssm_scan(node, ith, nth, chunks):
     states = data(node, 0) + 4 * y.size
     for item in range(lo, hi):
         head, sequence = item % n_head, item // n_head
-        old = (
-            data(node, 1) + load_i32(data(node, 7) + sequence * nb(node, 7, 0)) * nb(node, 1, 3) + head * nb(node, 1, 2)
-        )
+        which = np.int64(sequence)
+        if data(node, 7) != 0:
+            which = np.int64(load_i32(data(node, 7) + sequence * nb(node, 7, 0)))
+        old = data(node, 1) + which * nb(node, 1, 3) + head * nb(node, 1, 2)
         size = d_state * d_head
         state, before = floats(states + 4 * size * item, size), floats(old, size)
         for i in range(size):

@@ -127,7 +127,8 @@ class Arch:
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
     on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
-    check: further conditions on the parameters, which it raises EngineError for.
+    check: further conditions on the parameters, which it raises EngineError for;
+    fits: whether a config with one of the class names is of this family, where several have the same class.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Arch:
     causal: bool = True
     attends: bool = True
     check: Callable[[Hparams], None] | None = None
+    fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
 
     @property
     def rows(self) -> tuple[Hparam, ...]:
@@ -224,4 +226,7 @@ def _checked_one(value: Any, row: Hparam, key: str) -> Any:
         raise EngineError(f"key '{key}' is {value!r}, expected a number: the file is damaged")
     if row.kind == "float32" and not math.isfinite(value):
         raise EngineError(f"key '{key}' is {value!r}, expected a finite number: the file is damaged")
+    period = row.per_layer and number and 0 <= value < 2**32 and int(value) == value  # instead of a list of them
+    if row.kind == "bool" and not isinstance(value, bool) and not period:
+        raise EngineError(f"key '{key}' is {value!r}, expected true or false: the file is damaged")
     return int(value) if row.kind == "uint32" else value

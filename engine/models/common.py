@@ -139,6 +139,12 @@ LAYER_NORM_EPS = Hparam(
 #: kinds of rotary scaling in config.json for families without rope_freqs.weight
 SCALED_ROPE = ("default", "linear", "yarn")
 
+#: variants of YaRN that plain decoders do not have
+PLAIN_YARN = (
+    ("rope_parameters.truncate", (True,), "YaRN whose ramp ends between pairs"),
+    ("rope_parameters.mscale", (None,), "YaRN with multipliers of its growth"),
+)
+
 N_FF_EXPERT = Hparam(
     "n_ff_exp",
     "{arch}.expert_feed_forward_length",

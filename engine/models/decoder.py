@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from engine.models.arch import Hparams, TensorRow, at
 from engine.models.steps import Step, Take, interleaved
 
@@ -158,3 +160,22 @@ def wide_qk_norm_rows(source: str = LAYER + "self_attn.") -> tuple[TensorRow, ..
         TensorRow("blk.{i}.attn_q_norm.weight", source + "q_norm.weight", lambda h, i: (n_q(h, i),)),
         TensorRow("blk.{i}.attn_k_norm.weight", source + "k_norm.weight", lambda h, i: (n_k(h, i),)),
     )
+
+
+def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hparams], int] = lambda h: 1) -> Take:
+    """The first (0) or second (1) `size` rows of every one of `count` matrices: gate or up of those that have both."""
+
+    def found(h: Hparams, i: int) -> np.ndarray:
+        n = size(h, i)
+        return (2 * n * np.arange(count(h))[:, None] + which * n + np.arange(n)).reshape(-1)
+
+    return Take(found)
+
+
+def or_nested(rows: tuple[TensorRow, ...], outer: str = "model.language_model.") -> tuple[TensorRow, ...]:
+    """The rows, also with the names that they have where the text model is a part of a larger one."""
+
+    def spellings(row: TensorRow) -> tuple[str, ...]:
+        return (*row.sources, *(outer + s.removeprefix("model.") for s in row.sources if s.startswith("model.")))
+
+    return tuple(replace(row, source=spellings(row)) for row in rows)

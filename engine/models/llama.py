@@ -9,7 +9,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rows
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, rows
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row
 from engine.models.experts import moe
 from engine.models.rotary import llama3_factors, rotate
@@ -21,6 +21,7 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 REFUSED = (
     ("hidden_act", ("silu",), "another activation"),
     ("rope_parameters.rope_type", ROPE_KINDS, "another rope scaling"),
+    *PLAIN_YARN,
 )
 
 

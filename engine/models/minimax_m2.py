@@ -11,7 +11,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, linear, output_head, qkv, rms_norm, rms_norm_across
 from engine.models.build import Build
-from engine.models.common import N_FF_EXPERT, N_ROT, N_VOCAB, SCALED_ROPE, partial_rotary, rows, silent
+from engine.models.common import N_FF_EXPERT, N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, partial_rotary, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, norm_row, wide_qk_norm_rows
 from engine.models.experts import SIGMOID, has_experts, moe
 from engine.models.llama import finish
@@ -73,7 +73,12 @@ MINIMAX_M2 = Arch(
     refused=(
         ("hidden_act", ("silu",), "another activation"),
         ("scoring_func", ("sigmoid",), "another choice of experts"),
+        ("use_routing_bias", (True,), "experts chosen without a bias"),
+        ("shared_intermediate_size", (0,), "a shared expert"),
+        ("use_qk_norm", (True,), "queries and keys without a norm"),
+        ("qk_norm_type", ("per_layer",), "another norm of queries and keys"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
     check=has_experts,

@@ -10,7 +10,7 @@ from engine import ops
 from engine.models.arch import Arch, Hparams
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm, rms_norm_across
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE, rows, silent, window_of, window_rows
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent, window_of, window_rows
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row, wide_qk_norm_rows
 from engine.models.llama import finish
 from engine.models.rotary import rotate
@@ -68,6 +68,8 @@ OLMO2 = Arch(
     refused=(
         ("hidden_act", ("silu",), "another activation"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
+        *((key.replace("rope_parameters.", "rope_parameters.full_attention."), *rest) for key, *rest in PLAIN_YARN),
         ("rope_parameters.full_attention.rope_type", SCALED_ROPE, "another rope scaling"),
         ("rope_parameters.sliding_attention.rope_type", ("default",), "another rope scaling"),
     ),

@@ -8,7 +8,7 @@ from engine import ops
 from engine.models.arch import Arch, at
 from engine.models.blocks import embed_tokens, linear, output_head, qkv, rms_norm, rms_norm_across
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE, rows, silent
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, norm_row, wide_qk_norm_rows
 from engine.models.experts import has_experts, moe
 from engine.models.llama import finish
@@ -63,6 +63,7 @@ OLMOE = Arch(
         ("clip_qkv", (None,), "queries, keys and values within limits"),
         ("norm_topk_prob", (False,), "weights of experts that sum to 1"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
     check=has_experts,

@@ -9,7 +9,7 @@ from engine import ops
 from engine.models.arch import Arch
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_FF_EXPERT, N_FF_SHARED, N_ROT, N_VOCAB, SCALED_ROPE, rows, silent
+from engine.models.common import N_FF_EXPERT, N_FF_SHARED, N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, SHARED_GATE, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row
 from engine.models.experts import gated_shared_expert, has_experts, moe
 from engine.models.llama import finish
@@ -72,6 +72,7 @@ QWEN2 = Arch(
         ("hidden_act", ("silu",), "another activation"),
         ("use_sliding_window", (False,), "a sliding window"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
 )

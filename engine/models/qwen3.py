@@ -9,7 +9,7 @@ from engine import ops
 from engine.models.arch import Arch
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_FF_EXPERT, N_ROT, N_VOCAB, SCALED_ROPE, rows, silent
+from engine.models.common import N_FF_EXPERT, N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row, qk_norm_rows
 from engine.models.experts import has_experts, moe
 from engine.models.llama import finish
@@ -68,6 +68,7 @@ QWEN3 = Arch(
         ("hidden_act", ("silu",), "another activation"),
         ("use_sliding_window", (False,), "a sliding window"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
 )

@@ -11,7 +11,7 @@ from engine.errors import EngineError
 from engine.models.arch import Hparam, Hparams
 from engine.models.blocks import ffn_gated, linear, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, SCALED_ROPE
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
 from engine.models.llama import LLAMA
 from engine.models.rotary import rotate
@@ -69,7 +69,9 @@ SMOLLM3 = replace(
     layer=layer,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
+        ("no_rope_layer_interval", (PERIOD,), "other layers without positions"),
         ("use_sliding_window", (False,), "a sliding window"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
 )

@@ -4,13 +4,14 @@ norm, and a layer norm of every head's queries and keys, each head with weights 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import embed_tokens, ffn_gated, layer_norm, linear, output_head, qkv
 from engine.models.build import Build
-from engine.models.common import LAYER_NORM_EPS, N_VOCAB, SCALED_ROPE, partial_rotary, rope_of, rows, silent
+from engine.models.common import LAYER_NORM_EPS, N_VOCAB, PLAIN_YARN, SCALED_ROPE, partial_rotary, rope_of, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
@@ -24,7 +25,8 @@ def _base(config: Mapping[str, Any], h: Hparams) -> float | None:
 
 
 _BASE = Hparam("rope_base", "{arch}.rope.freq_base", _base, _DEFAULT_BASE, "float32")
-_PARALLEL = Hparam("parallel", "{arch}.use_parallel_residual", ("use_parallel_residual",), True, "bool", always=True)
+_EPS = replace(LAYER_NORM_EPS, config=("layer_norm_eps", "norm_eps"))
+_PARALLEL = Hparam("parallel", "{arch}.use_parallel_residual", ("use_parallel_residual",), False, "bool", always=True)
 _HEADS = LAYER + "self_attn."
 
 TENSORS = (
@@ -77,7 +79,7 @@ def finish(b: Build, x: Tensor) -> Tensor:
 STABLELM = Arch(
     name="stablelm",
     hf_names=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
-    hparams=rows(rope_base=_BASE, norm_eps=LAYER_NORM_EPS),
+    hparams=rows(rope_base=_BASE, norm_eps=_EPS),
     extra_hparams=(partial_rotary(0.25), _PARALLEL, silent(N_VOCAB)),
     tensors=TENSORS,
     embed=embed_tokens,
@@ -87,6 +89,7 @@ STABLELM = Arch(
     refused=(
         ("hidden_act", ("silu",), "another activation"),
         ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
 )

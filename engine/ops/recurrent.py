@@ -24,12 +24,15 @@ def ssm_conv(ctx: Context, x: Tensor, c: Tensor) -> Tensor:
     return node(ctx, "SSM_CONV", F32, (c.ne[1], x.ne[0] - c.ne[0] + 1, x.ne[2]), (x, c))
 
 
-def ssm_scan(ctx: Context, s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor) -> Tensor:
+def ssm_scan(
+    ctx: Context, s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor | None = None
+) -> Tensor:
     """For each token: state = state * e^(softplus(dt) A) + B (x softplus(dt)); y = state . C (Gu and Dao 2023, arXiv
     2312.00752; with a of one number a head, Dao and Gu 2024, arXiv 2405.21060).
 
     s: states [d_state, d_head, n_head, n_states]; x: [d_head, n_head, n_tokens, n_seq]; dt: [n_head, n_tokens, n_seq];
-    a: [d_state or 1, n_head]; b, c: [d_state, n_group, n_tokens, n_seq]; ids: I32 [n_seq], each sequence's state in s.
+    a: [d_state or 1, n_head]; b, c: [d_state, n_group, n_tokens, n_seq]; ids: I32 [n_seq], each sequence's state in s,
+    None: as many states as sequences, in their order.
     Returns float32 [n]: y of x's shape, then the states of the n_seq sequences.
     """
     need_rows("SSM_SCAN", s, x, dt, a, b, c)
@@ -43,7 +46,8 @@ def ssm_scan(ctx: Context, s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tenso
         b.ne == c.ne and b.ne[0] == d_state and b.ne[2:] == (n_tokens, n_seq), "SSM_SCAN", "B and C do not fit", s, b, c
     )
     need(n_head % b.ne[1] == 0, "SSM_SCAN", "groups do not divide the heads", x, b)
-    need(ids.format is I32 and ids.ne[0] == n_seq, "SSM_SCAN", "one state a sequence", x, ids)
+    fits = s.ne[3] == n_seq if ids is None else ids.format is I32 and ids.ne[0] == n_seq
+    need(fits, "SSM_SCAN", "one state a sequence", x, s)
     size = x.n_elements + d_state * d_head * n_head * n_seq
     return node(ctx, "SSM_SCAN", F32, (size,), (s, x, dt, a, b, c, ids))
 
@@ -125,9 +129,9 @@ def _ssm_conv(n: Tensor) -> np.ndarray:
 
 
 def _ssm_scan(n: Tensor) -> np.ndarray:
-    s, x, dt, a, b, c, ids = (values(t) for t in n.src)
+    s, x, dt, a, b, c = (values(t) for t in n.src[:6])
     n_tokens, n_head = x.shape[1:3]
-    state = s[ids[0, 0, 0]].copy()  # (n_seq, n_head, d_head, d_state)
+    state = (s if n.src[6] is None else s[values(n.src[6])[0, 0, 0]]).copy()  # (n_seq, n_head, d_head, d_state)
     group = n_head // b.shape[2]
     b, c = np.repeat(b, group, 2), np.repeat(c, group, 2)
     y = np.empty_like(x)

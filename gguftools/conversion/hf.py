@@ -68,8 +68,8 @@ def check_handled(written: Mapping[str, Any], config: Mapping[str, Any], arch: A
         if value is not None and value not in accepted:
             spellings = (key, key.replace("rope_parameters.", "rope_scaling."), "rope_scaling.type")
             name = next((k for k in spellings if look_up(written, k) == value), key)
-            names = ", ".join(map(repr, accepted))
-            raise GGUFError(f"config.json: '{name}' is {value!r}: {what}; '{arch.name}' here has only {names}")
+            names = "none such" if accepted == (None,) else "only " + ", ".join(map(repr, accepted))
+            raise GGUFError(f"config.json: '{name}' is {value!r}: {what}; '{arch.name}' here has {names}")
 
 
 def read_hparams(config: Mapping[str, Any], arch: Arch) -> tuple[Hparams, list[Pair], list[Pair]]:

@@ -120,12 +120,13 @@ def heads_of(c: Case, count: int, d: int = 16, n_head: int = 3, n_tokens: int = 
     return [ops.scale(c.ctx, c.floats(d, n_head, n_tokens), 0.3) for _ in range(count)]
 
 
-def scan(c: Case, decay: int) -> Tensor:
+def scan(c: Case, decay: int, chosen: bool = True) -> Tensor:
     d_state, d_head, n_head, n_group, n_tokens, n_seq = 16, 5, 4, 2, 7, 2
     b, x = (c.floats(d_state, n_group, n_tokens, n_seq) for _ in range(2))
     steps, rates = c.floats(n_head, n_tokens, n_seq), ops.unary(c.ctx, "neg", c.positive(decay, n_head))
-    states, inputs = c.floats(d_state, d_head, n_head, 3), c.floats(d_head, n_head, n_tokens, n_seq)
-    return ops.ssm_scan(c.ctx, states, inputs, steps, rates, b, x, c.ints(2, 0))
+    states = c.floats(d_state, d_head, n_head, 3 if chosen else n_seq)
+    inputs = c.floats(d_head, n_head, n_tokens, n_seq)
+    return ops.ssm_scan(c.ctx, states, inputs, steps, rates, b, x, c.ints(2, 0) if chosen else None)
 
 
 def delta(c: Case, gates: int) -> Tensor:
@@ -229,6 +230,7 @@ CASES |= {
     "ssm_conv": lambda c: ops.ssm_conv(c.ctx, c.floats(4 - 1 + 9, 12, 2), c.floats(4, 12)),
     "ssm_scan": lambda c: scan(c, 16),
     "ssm_scan one decay": lambda c: scan(c, 1),
+    "ssm_scan states in order": lambda c: scan(c, 1, chosen=False),
     "gated_delta_net": lambda c: delta(c, 1),
     "gated_delta_net by column": lambda c: delta(c, 16),
     "wkv6": lambda c: ops.wkv6(c.ctx, *heads_of(c, 3), c.floats(16, 3), c.positive(16, 3, 8), c.floats(768, 2)),

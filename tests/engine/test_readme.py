@@ -7,6 +7,7 @@ from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
 TESTS = Path(__file__).resolve().parent
+FOLDERS = (TESTS, TESTS / "sampling", TESTS.parent / "gguftools")
 TEXT = (ENGINE / "README.md").read_text(encoding="utf-8")
 
 
@@ -24,9 +25,7 @@ def test_every_row_names_tests_that_are_there():
         names = re.findall(r"`(?:\.\./tests/gguftools/)?(test_\w+)(?:\.py(?:::(\w+))?)?`", line)
         file = None
         for first, second in names:
-            path = next(
-                (p for p in (TESTS / f"{first}.py", TESTS.parent / "gguftools" / f"{first}.py") if p.is_file()), None
-            )
+            path = next((p for folder in FOLDERS if (p := folder / f"{first}.py").is_file()), None)
             file = path or file
             assert file is not None, line
             for name in ([second] if second else []) if path else [first]:
@@ -37,5 +36,5 @@ def test_every_row_names_tests_that_are_there():
 
 def test_every_file_named_is_there():
     named = set(re.findall(r"`((?:ops|kernels|backends|models)/\w*(?:\.py)?|\w+\.py)", TEXT)) - {"page.html"}
-    missing = [name for name in named if not (ENGINE / name).exists() and not (TESTS / name).exists()]
+    missing = [name for name in named if not any((folder / name).exists() for folder in (ENGINE, *FOLDERS))]
     assert not missing

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import EngineError
+from engine.sampling import Grammar, GrammarMatcher, TokenTexts
+from engine.sampling.json_schema import json_schema_to_gbnf
 from engine.tokenizer import from_metadata
 from gguftools.errors import GGUFError
 from gguftools.gguf import GGUF, Writer
@@ -94,6 +96,32 @@ def _tokenizer(path: Path) -> None:
     tokenizer.detokenize(ids, special=True)
 
 
+_WORDS = ("a", "ab", '{"', '"', "é", "\n", "1", "<", ' ": [', "aaaaaaaaaaaaaaaa")
+_PIECES = (*(word.encode() for word in _WORDS), b"\xc3")
+
+
+def _follow(grammar: Grammar) -> None:
+    """A few tokens in a grammar."""
+    matcher = GrammarMatcher(grammar, TokenTexts(_PIECES, _PIECES, frozenset({7})))
+    for step in range(4):
+        allowed = np.flatnonzero(matcher.mask())
+        if not len(allowed):
+            return
+        matcher.accept(int(allowed[step % len(allowed)]))
+
+
+def _gbnf(path: Path) -> None:
+    _follow(Grammar(path.read_bytes().decode(errors="replace"), lambda text: [len(text) % 11]))
+
+
+def _json_schema(path: Path) -> None:
+    try:
+        schema = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise EngineError("not JSON") from None
+    _follow(Grammar(json_schema_to_gbnf(schema)))
+
+
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +183,37 @@ def _tokenizer_seeds(folder: Path) -> None:
             w.add("tokenizer.ggml.add_bos_token", True)
 
 
+def _gbnf_seeds(folder: Path) -> None:
+    texts = {
+        "all": 'root ::= "a\\x41\\u00e9" | [^a-z\\n\\]] item* # note\nitem ::= (. | <[3]> | !<b>){2,5} "\\""+ item2?\n',
+        "json": 'root ::= "{" (string ":" root ("," root)*)? "}" | [0-9]+\nstring ::= "\\"" [^"]* "\\""',
+    }
+    texts["all"] += "item2 ::=\n  [ぁ-ゟ] | (\n b )\nb ::= [x] root |\n"
+    for name, text in texts.items():
+        (folder / f"{name}.gbnf").write_text(text, encoding="utf-8")
+
+
+def _json_schema_seeds(folder: Path) -> None:
+    schemas = {
+        "object": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": -7, "maximum": 300}, "b": {"$ref": "#/$defs/x"}},
+            "required": ["a"],
+            "additionalProperties": {"type": ["string", "null"], "maxLength": 3},
+            "$defs": {"x": {"type": "array", "items": {"$ref": "#"}, "minItems": 1, "maxItems": 4}},
+        },
+        "choices": {
+            "allOf": [{"anyOf": [{"enum": [1, "x", None]}, {"type": "number"}]}, {"type": ["integer", "string"]}]
+        },
+        "strings": {
+            "oneOf": [{"pattern": '^[^"a-z]{2,3}(b|\\\\d)+$'}, {"format": "date-time"}, {"const": {"a": [1.5]}}],
+        },
+        "tuple": {"prefixItems": [{}, {"type": "boolean"}], "items": {"minLength": 2}, "maxItems": 5},
+    }
+    for name, schema in schemas.items():
+        (folder / f"{name}.json").write_text(json.dumps(schema), encoding="utf-8")
+
+
 _TEMPLATE = """{% for m in messages %}{{ '<|im_start|>' + m['role'] + m.content | trim }}<|im_end|>{% endfor %}"""
 
 
@@ -185,4 +244,6 @@ TARGETS = {
     "safetensors": Target(_safetensors, _safetensors_seeds),
     "imatrix": Target(_imatrix, _imatrix_seeds),
     "tokenizer": Target(_tokenizer, _tokenizer_seeds),
+    "gbnf": Target(_gbnf, _gbnf_seeds),
+    "json_schema": Target(_json_schema, _json_schema_seeds),
 }

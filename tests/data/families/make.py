@@ -5,8 +5,9 @@ and its logits. Only whoever adds one needs this, with `torch` and `transformers
 
 Every row of MODELS becomes a folder: config.json, model.safetensors (weights exact in bfloat16), the tokenizer of the
 shared checkpoint `llama`, and expected.npz: two prompts `ids`, the logits at some `rows` of each, and the negative
-log-probability of every next token, in float32 with plain attention. With the sources of llama.cpp and the packages of
-its converter, reference.json as well: what that writes with `--outtype f32`.
+log-probability of every next token, in float32 with plain attention. Every row of VARIANTS becomes a folder without
+weights and tokenizer: base.txt names the shared checkpoint that has them. With the sources of llama.cpp and the
+packages of its converter, reference.json as well: what that writes with `--outtype f32`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", HERE.parents[2].parent / "shared"))
-DONOR = SHARED / "golden" / "arch" / "llama"  # of the tokenizer, and of the prompts
+GOLDEN = SHARED / "golden" / "arch"
+DONOR = GOLDEN / "llama"  # of the tokenizer, and of the prompts
 
 #: settings that a row leaves as they are, or changes; None takes one away
 COMMON: dict[str, Any] = {
@@ -46,23 +48,6 @@ COMMON: dict[str, Any] = {
 #: folder -> (class in transformers, settings)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
-    "llama-linear": (
-        "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
-    ),
-    "llama-yarn": (
-        "LlamaForCausalLM",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "rope_theta": 10000.0,
-            }
-        },
-    ),
     "llama1": (
         "LlamaForCausalLM",
         {"num_key_value_heads": 4, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": None},
@@ -83,6 +68,43 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": (
         "StableLmForCausalLM",
         {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": False},
+    ),
+}
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "rope_theta": 10000.0,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+
+#: folder -> (shared checkpoint, changes of its config)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite-llama3": ("granite", {"rope_parameters": LLAMA3, "attention_multiplier": 0.5, "logits_scaling": 0.5}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-yarn-growth": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "olmo3-yarn": (
+        "olmo3",
+        {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3moe-linear": ("qwen3moe", {"rope_parameters": LINEAR}),
+    "smollm3-yarn": ("smollm3", {"rope_parameters": YARN}),
+    "stablelm-half": (
+        "stablelm",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.5}},
     ),
 }
 
@@ -112,6 +134,24 @@ def expected(model) -> dict[str, np.ndarray]:
         nll = -torch.log_softmax(logits.double(), -1)[torch.arange(len(ids) - 1), ids[1:]]
         found |= {"ids" + n: ids, "rows" + n: rows, "logits" + n: logits[rows].numpy(), "nll" + n: nll.numpy()}
     return found
+
+
+def make_variant(name: str) -> None:
+    """One folder without weights."""
+    import torch
+    import transformers
+
+    base, changes = VARIANTS[name]
+    config = json.loads((GOLDEN / base / "config.json").read_text()) | changes
+    cls = getattr(transformers, config["architectures"][0])
+    settings = cls.config_class.from_dict(json.loads(json.dumps(config)))
+    model = cls.from_pretrained(GOLDEN / base, config=settings, dtype=torch.float32, attn_implementation="eager").eval()
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    with torch.no_grad():
+        np.savez_compressed(folder / "expected.npz", **expected(model))
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "base.txt").write_text(base + "\n")
 
 
 def make(name: str) -> None:
@@ -145,8 +185,12 @@ convert_hf_to_gguf.main()
 def reference(name: str, llama_cpp: Path) -> None:
     """What llama.cpp's converter makes of the folder, as far as it takes it."""
     with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary) / "model.gguf"
-        command = [sys.executable, "-c", CONVERTER, str(HERE / name), "--outtype", "f32", "--outfile", str(out)]
+        out, folder = Path(temporary) / "model.gguf", Path(temporary) / name
+        folder.mkdir()
+        for source in (GOLDEN / VARIANTS[name][0] if name in VARIANTS else None, HERE / name):
+            for file in source.iterdir() if source else ():
+                shutil.copyfile(file, folder / file.name)
+        command = [sys.executable, "-c", CONVERTER, str(folder), "--outtype", "f32", "--outfile", str(out)]
         paths = os.pathsep.join((str(llama_cpp), str(llama_cpp / "gguf-py")))
         environment = os.environ | {"PYTHONPATH": paths, "NO_LOCAL_GGUF": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -184,11 +228,11 @@ def described(path: Path, llama_cpp: Path) -> dict[str, Any]:
 def main() -> None:
     """The folders named, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(MODELS), metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*MODELS, *VARIANTS], metavar="NAME")
     parser.add_argument("--reference", type=Path, metavar="LLAMA_CPP", help="sources of llama.cpp")
     options = parser.parse_args()
     for name in options.names:
-        make(name)
+        (make_variant if name in VARIANTS else make)(name)
         if options.reference:
             reference(name, options.reference.resolve())
 
