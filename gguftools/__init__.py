@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
+    from gguftools.refining import Calibration, refine
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
@@ -43,6 +44,8 @@ _LAZY = {
     "quantize": ("gguftools.quantize_file", "quantize"),
     "ladder": ("gguftools.quantize_file", "ladder"),
     "Settings": ("gguftools.quantize_file", "Settings"),
+    "refine": ("gguftools.refining", "refine"),
+    "Calibration": ("gguftools.refining", "Calibration"),
     "load_recipe": ("gguftools.recipe_file", "load_recipe"),
     "recipe_of_file": ("gguftools.recipe_file", "recipe_of_file"),
     "imatrix": ("gguftools.measure", "imatrix"),
@@ -68,6 +71,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Calibration",
     "Edits",
     "GGUFError",
     "Settings",
@@ -95,6 +99,7 @@ __all__ = [
     "perplexity",
     "quantize",
     "recipe_of_file",
+    "refine",
     "render",
     "split",
     "verify",

@@ -71,6 +71,7 @@ class Settings:
     max_buffer: int | None = None
     pre: str | None = None
     selftest: bool = False
+    finished: Mapping[str, Path] | None = None
 
 
 def quantize(
@@ -239,7 +240,7 @@ def _make(
         scanned = _scan(model, settings, hashed, threads, progress)
         model = _repaired(model, scanned)
         fingerprints = _Fingerprints(model, importance, scanned) if hashed else None
-        plans = [_Made(output, _reused(output, old, fingerprints)) for output in planned]
+        plans = [_Made(output, _reused(output, old, fingerprints) | _ready(output, settings)) for output in planned]
         return _write(model, plans, importance, inputs, fingerprints, threads, progress, settings)
 
 
@@ -266,12 +267,13 @@ def _plan(
     """Types, file layout and what is to be said. Raises what can be known without reading weights."""
     applied = apply_options(recipe, options)
     tensors = [TensorInfo(t.name, t.shape, t.format) for t in model.tensors.values()]
-    choices = plan(tensors, model.metadata, applied, importance is not None)
+    weighted = importance is not None or settings.finished is not None
+    choices = plan(tensors, model.metadata, applied, weighted)
     origins = {name: t.origin for name, t in model.tensors.items()}
     known = None if importance is None else {name for name, origin in origins.items() if origin in importance}
     warnings = []
     try:
-        check_plan(choices, known, allow_requantize)
+        check_plan(choices, known if settings.finished is None else set(origins), allow_requantize)
     except QuantError as error:
         if not dry_run:
             raise
@@ -406,6 +408,30 @@ def _reused(output: _Output, old: records.Old | None, fingerprints: _Fingerprint
     return found
 
 
+def _ready(output: _Output, settings: Settings) -> dict[str, SourceTensor]:
+    """Tensors that were made before."""
+    found = {}
+    for choice in output.choices:
+        path = (settings.finished or {}).get(choice.name)
+        if path is None or choice.is_copy:
+            continue
+        if not path.is_file() or path.stat().st_size != choice.n_bytes:
+            raise GGUFError(
+                f"{path}: is not tensor '{choice.name}' as {choice.target}; remove the folder and run again"
+            )
+        found[choice.name] = _of_file(choice, np.memmap(path, np.uint8, "r"))
+    return found
+
+
+def _of_file(choice: Choice, data: np.ndarray) -> SourceTensor:
+    size = choice.target.row_size(choice.shape[-1])
+
+    def fetch(lo: int, hi: int) -> np.ndarray:
+        return data[lo * size : hi * size].reshape(hi - lo, size)
+
+    return SourceTensor(choice.name, choice.name, choice.name, choice.shape, choice.target, fetch)
+
+
 # --- the pass ---------------------------------------------------------------------------------------------------------
 
 
@@ -434,7 +460,10 @@ def _write(
         recorded[file.path] = found
         return _with_record(file, found) if settings.record else file.header
 
-    about = (settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers)
+    ready = [(name, path.stat().st_mtime_ns) for name, path in sorted((settings.finished or {}).items())]
+    about = (
+        settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers, ready
+    )  # fmt: skip
     written = assemble(
         files, _jobs(model, made, importance), inputs, about, header, threads, settings.max_buffer, progress,
         hashed=settings.record or settings.sidecar,

@@ -28,8 +28,8 @@ Weights = Mapping[str, Tensor]
 class Group:
     """Products of one layer that read the same input.
 
-    names: their weights; experts: whether rows go to chosen experts; n: length of the input; residual: factor with which
-    the result is added to the stream of hidden states directly, 0 where it is not.
+    names: their weights; experts: whether rows go to chosen experts; n: length of the input; residual: factor with
+    which the result is added to the stream of hidden states directly, 0 where it is not.
     """
 
     names: tuple[str, ...]

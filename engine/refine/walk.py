@@ -4,18 +4,18 @@ original computes, and keep what text that was held back says is better.
 Two streams of hidden states go along, the original's and the quantized model's, over the same calibration windows; they
 lie in files, so memory holds one batch and one layer's matrices. For every group of products that read the same input,
 second moments of the quantized model's inputs are summed up; the target of a weight is moved so that it makes good for
-what earlier layers got wrong (GPTAQ: Li et al. 2025, arXiv 2504.02692, and the error of the hidden states themselves for
-products whose result is added to them).
+what earlier layers got wrong (GPTAQ: Li et al. 2025, arXiv 2504.02692), products whose result is added to the hidden
+states also for the error of these.
 
-After every few layers the divergence on the held-back windows, with the rest of the model as it was, decides between the
-refined layers and plainly quantized ones, on the first layers between several dampings too.
+After every few layers the divergence on the held-back windows, with the rest of the model as it was, decides between
+the refined layers and plainly quantized ones, on the first layers between several dampings too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from engine.session import HEAD_ROWS, Session
 from engine.tensor import Flag, Tensor
 from quant.errors import QuantError
 from quant.format import Format
-from quant.formats import FORMATS
 from quant.quantize import dequantize_blocks, quantize_into
 from quant.refine.matrix import Factored, factored, refine
 from quant.refine.matrix import Settings as MatrixSettings
@@ -45,6 +44,7 @@ WHOLE_REPAIR = 48
 REPAIR_DAMPING = 0.03
 #: an expert's moments count as if so many tokens with the mean of all experts had reached it besides its own
 EXPERT_FLOOR = 256
+PLAIN = "plain-"  # in front of the names of tensors that the plain quantizer made
 EXPERT_BYTES = 1 << 30  # of experts' moments that are held at a time
 
 
@@ -203,7 +203,8 @@ class Walk:
         """The streams before the first layer: embeddings of the original and of the quantized model."""
         for name, fmt in self._plan.items():
             if not name.startswith("blk."):
-                self._store.keep(name, self._plain(name, fmt, None))
+                for prefix in ("", PLAIN):
+                    self._store.keep(prefix + name, self._plain(name, fmt, None))
         self._replace(name for name in self._plan if not name.startswith("blk."))
         for which, windows in self._tokens.items():
             for stream, weights in (("f", self._session.weights), ("q", self._weights)):
@@ -264,6 +265,8 @@ class Walk:
         chosen = tried[best] if choice else plain
         for name, blocks in chosen.items():
             store.keep(name, blocks)
+        for name, blocks in plain.items():
+            store.keep(f"{PLAIN}{name}", blocks)
         after_q = store.new("cal-q", layers.stop, before["cal-q"].shape)
         if choice:
             after_q[:] = store.stream(f"try{dampings.index(best)}", layers.stop)
@@ -313,7 +316,7 @@ class Walk:
                 padded = np.zeros((rows, n_embd), np.float32)
                 padded[: hi - lo] = x[lo:hi]
                 logits.append(head(padded)[: hi - lo])
-            out[lo:hi] = divergence(*logits)[0]
+            out[lo:hi] = divergence(logits[0], logits[1])[0]
         return out.reshape(hidden.shape[:2])
 
     def _conclude(self) -> Outcome:
@@ -566,6 +569,36 @@ def _by_expert(inputs: Inputs, n_expert: int):
             yield e, inputs.x[token, used % slots]
 
 
-def refinable(formats: Sequence[str]) -> list[str]:
-    """Those of the formats that can be refined."""
-    return [name for name in formats if name in FORMATS_OF and name in FORMATS]
+def divergence_of(
+    session: Session, plan: Mapping[str, Format], folder: Path, prefix: str, windows: np.ndarray
+) -> np.ndarray:
+    """KL divergence from the original of the model with the tensors that a walk left in `folder`, those whose files
+    begin with `prefix`: float64 [windows, n_tokens]."""
+    quantized = Session(session.metadata, _views(session, plan, folder, prefix), session.backend)
+    out = np.empty(windows.shape)
+    for i, window in enumerate(windows):
+        hidden = [s.hidden(window[None]) for s in (session, quantized)]
+        for lo in range(0, windows.shape[1], HEAD_ROWS):
+            rows = slice(lo, lo + HEAD_ROWS)
+            base = session.head(hidden[0][rows]).copy()
+            out[i, rows] = divergence(base, quantized.head(hidden[1][rows]))[0]
+    return out
+
+
+@dataclass(frozen=True)
+class _View:
+    shape: tuple[int, ...]
+    format: Format
+    data: np.ndarray
+
+
+def _views(session: Session, plan: Mapping[str, Format], folder: Path, prefix: str) -> dict[str, _View]:
+    expected = session.arch.expected_tensors(session.hparams)
+    found = {}
+    for name, tensor in session.weights.items():
+        shape = expected[name][1]
+        if name in plan:
+            found[name] = _View(shape, plan[name], np.memmap(folder / f"{prefix}{name}.bin", np.uint8, "r"))
+        else:
+            found[name] = _View(shape, tensor.format, tensor.raw())
+    return found
