@@ -11,18 +11,35 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from engine.batch import Batch
+    from engine.contexts import Code, ContextParams, ModelContext
     from engine.evaluate import Divergence, Evaluation, collect, evaluate
     from engine.session import Session
 
 _LAZY = {
     "Session": "engine.session",
+    "ModelContext": "engine.contexts",
+    "ContextParams": "engine.contexts",
+    "Code": "engine.contexts",
+    "Batch": "engine.batch",
     "evaluate": "engine.evaluate.scoring",
     "collect": "engine.evaluate.importance",
     "Evaluation": "engine.evaluate.scoring",
     "Divergence": "engine.evaluate.scoring",
 }
 
-__all__ = ["Divergence", "EngineError", "Evaluation", "Session", "collect", "evaluate"]
+__all__ = [
+    "Batch",
+    "Code",
+    "ContextParams",
+    "Divergence",
+    "EngineError",
+    "Evaluation",
+    "ModelContext",
+    "Session",
+    "collect",
+    "evaluate",
+]
 
 
 def __getattr__(name: str) -> Any:

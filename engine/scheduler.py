@@ -77,9 +77,9 @@ class Scheduler:
         """Split, place and lower a graph, in the memory that all graphs of this scheduler share one after another."""
         return Schedule(self, graph).place(self._allocator)
 
-    def prepare(self, graph: Graph, threads: int | None = None) -> Schedule:
-        """The same in memory of its own."""
-        return Schedule(self, graph, threads).place(self._new_allocator())
+    def prepare(self, graph: Graph, threads: int | None = None, allocator: Allocator | None = None) -> Schedule:
+        """The same in memory of its own, or of the allocator of an earlier one."""
+        return Schedule(self, graph, threads).place(allocator or self._new_allocator())
 
     def assign(self, graph: Graph) -> dict[Tensor, int]:
         """Tensor -> index of its backend, for all leafs and nodes of the graph."""

@@ -81,6 +81,7 @@ class Session:
         self._threads = threads
         self.abort: AbortCallback | None = None  # asked after every node; a run that it ends raises EngineError
         self.on_run: Callable[[Prepared, list[Timing]], None] | None = None  # told after every run what its steps took
+        self.load_seconds = 0.0  # whoever opens the file knows
         self._prepared: dict[tuple, Prepared] = {}
 
     @cached_property
@@ -182,6 +183,14 @@ class Session:
                 "use a smaller -c"
             )
 
+    def check_runnable(self) -> None:
+        """Raises EngineError for a model that was loaded with its vocabulary only."""
+        self._need_weights()
+
+    def threads_for(self, n_tokens: int) -> int | None:
+        """Threads for a graph of so many tokens; None: those of the backend for many."""
+        return self._threads if n_tokens == 1 else None
+
     def _need_weights(self) -> None:
         if self._vocab_only:
             raise EngineError("the model was loaded with vocab_only: load it again without")
@@ -194,12 +203,16 @@ class Session:
         if low < 0 or high >= self.n_vocab:
             bad = low if low < 0 else high
             raise EngineError(f"token id {bad} is outside of the vocabulary of {self.n_vocab}")
+        if self.arch.bounded and windows.shape[1] > self.n_ctx_train:
+            raise EngineError(f"{windows.shape[1]} tokens are more than the {self.n_ctx_train} positions of the model")
         return windows.shape
 
     def _bind(self, tensors: Mapping[str, WeightView]) -> dict[str, Tensor]:
         """Headers over the file's bytes, checked against what the family expects."""
         expected = self.arch.expected_tensors(self.hparams)
-        unknown = next((name for name in tensors if name not in expected), None)
+        unknown = next(
+            (name for name in tensors if name not in expected and not self.arch.is_unused(name, self.hparams)), None
+        )
         if unknown is not None:
             raise EngineError(f"tensor '{unknown}' is not part of a {self.arch.name} model: this version cannot run it")
         ctx, weights = self._headers, {}

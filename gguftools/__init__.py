@@ -19,6 +19,7 @@ from gguftools.errors import GGUFError
 if TYPE_CHECKING:
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
+    from gguftools.exporting.run import export
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
     from gguftools.measure import compare, imatrix, perplexity
@@ -57,6 +58,7 @@ _LAZY = {
     "diff": ("gguftools.toolbox.diff", "diff"),
     "edit": ("gguftools.toolbox.edit", "edit"),
     "Edits": ("gguftools.toolbox.edit", "Edits"),
+    "export": ("gguftools.exporting.run", "export"),
     "hash": ("gguftools.toolbox.hashes", "hash_file"),
     "merge": ("gguftools.toolbox.split", "merge"),
     "split": ("gguftools.toolbox.split", "split"),
@@ -87,6 +89,7 @@ __all__ = [
     "dequantize",
     "diff",
     "edit",
+    "export",
     "hash",
     "imatrix",
     "inspect",

@@ -30,6 +30,7 @@ from gguftools.commands.demo import demo
 from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
+from gguftools.commands.export import export
 from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
@@ -49,7 +50,9 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-COMMANDS = (demo, convert, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace)
+COMMANDS = (
+    *(demo, convert, export, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace),
+)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
 

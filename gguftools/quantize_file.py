@@ -39,7 +39,6 @@ from gguftools.quantizing.source import Model, SourceTensor, open_model
 from gguftools.toolbox.shards import shard_path
 from quant.errors import QuantError
 from quant.format import Format
-from quant.imatrix import IMatrix
 from quant.mixes import Choice, PlanOptions, TensorInfo, apply_options, check_plan, plan
 from quant.presets import Preset, get_preset, recipe_of
 from quant.recipes import Recipe
@@ -146,11 +145,13 @@ def ladder(
 def convert_tensor(
     view: TensorView,
     target: Format,
-    importance: IMatrix | None = None,
+    importance: np.ndarray | None = None,
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[np.ndarray]:
-    """The tensor's data in another format, in pieces of at most SLAB weights; never more than two pieces in memory."""
+    """The tensor's data in another format, in pieces of at most SLAB weights; never more than two pieces in memory.
+
+    importance: float32 [matrices, n], or None."""
     from quant.quantize import dequantize_blocks, quantize_into
 
     if view.format is target:
@@ -160,8 +161,7 @@ def convert_tensor(
         return
     n = view.shape[-1]
     rows = view.data.view(view.format.block).reshape(-1, n // view.format.block_size)
-    weights = importance.importance(view.name) if importance is not None and view.name in importance.entries else None
-    per_matrix = len(rows) // (1 if weights is None else len(weights))  # rows that share one vector of importance
+    per_matrix = len(rows) // (1 if importance is None else len(importance))  # rows that share one vector of it
     step = max(1, min(SLAB // n, per_matrix))
     for matrix in range(len(rows) // max(1, per_matrix)):
         for lo in range(matrix * per_matrix, (matrix + 1) * per_matrix, step):
@@ -171,7 +171,7 @@ def convert_tensor(
                 dequantize_blocks(piece, view.format, threads),
                 target,
                 out,
-                None if weights is None else weights[matrix],
+                None if importance is None else importance[matrix],
                 threads,
                 view.name,
                 lo,

@@ -43,7 +43,7 @@ def load_recipe(name: str | os.PathLike) -> Recipe:
     Raises GGUFError for a file that cannot be read, QuantError for a recipe that cannot be understood.
     """
     path = Path(name)
-    if path.suffix.lower() != ".toml" and not path.exists():
+    if path.suffix.lower() != ".toml" and not path.is_file():
         found = packaged().get(str(name).lower())
         if found is None:
             return _preset(str(name))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ DTYPES: dict[str, tuple[int, str | None]] = {
     "F4": (4, None),
 }
 
+ADAPTER = "adapter_model.safetensors"
+_SHARD = re.compile(r"(?P<stem>.*-)(?P<no>\d{1,6})-of-(?P<count>\d{1,5})\.safetensors", re.DOTALL)
 _PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -283,7 +286,8 @@ def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
     """The tensors of a folder, or of a single file.
 
     Where there is a `*.safetensors.index.json`, it decides: its files are read and must hold exactly the tensors that
-    it names; others are left aside. Else all `*.safetensors` of the folder are read.
+    it names; others are left aside. Else all files are read but adapters, and
+    `consolidated*.safetensors` beside `model*.safetensors`, which are the same weights once more.
 
     Raises GGUFError if nothing is there, a part is missing or damaged, two files hold one tensor, or index and parts
     differ. All headers are read and checked before this returns.
@@ -299,10 +303,30 @@ def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
         raise GGUFError(f"{folder}: there are several checkpoints, {names}; remove all but one")
     if indexes:
         return _open_indexed(folder, indexes[0])
-    files = sorted(folder.glob("*.safetensors"))
+    files = _without_index(folder)
     if not files:
         raise GGUFError(_nothing_found(folder))
+    _check_numbers(folder, files)
     return Checkpoint(folder, [SafetensorsFile(file) for file in files])
+
+
+def _without_index(folder: Path) -> list[Path]:
+    files = [file for file in sorted(folder.glob("*.safetensors")) if file.name != ADAPTER]
+    plain = [file for file in files if not file.name.startswith("consolidated")]
+    return plain if any(file.name.startswith("model") for file in plain) else files
+
+
+def _check_numbers(folder: Path, files: list[Path]) -> None:
+    """Raises GGUFError for shards that their names speak of, but that are missing."""
+    names = {file.name for file in files}
+    for found in filter(None, (_SHARD.fullmatch(name) for name in sorted(names))):
+        count = int(found["count"])
+        shards = [
+            f"{found['stem']}{i:0{len(found['no'])}}-of-{found['count']}.safetensors" for i in range(1, 1 + count)
+        ]
+        missing = [name for name in shards if name not in names]
+        if missing:
+            raise GGUFError(f"{folder}: shards are missing: {_some(missing)}; download them")
 
 
 def _open_indexed(folder: Path, index: Path) -> Checkpoint:

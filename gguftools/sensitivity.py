@@ -191,9 +191,10 @@ def swap(
     found: dict[str, Any] = dict(tensors)
     for name in variant.names:
         view = tensors[name]
+        weights = None if importance is None or name not in importance.entries else importance.importance(name)
         parts = [
             np.ascontiguousarray(piece).view(np.uint8).reshape(-1)
-            for piece in convert_tensor(view, format, importance, threads)
+            for piece in convert_tensor(view, format, weights, threads)
         ]
         found[name] = View(view.shape, format, np.concatenate(parts))
     return found

@@ -35,7 +35,16 @@ _ROOT = Path(__file__).resolve().parent.parent
 #: package -> packages whose sources its kernels are made of
 _SOURCES = {"quant": ("quant",), "engine": ("quant", "engine")}
 #: folders without kernels, and without anything that kernels are made of: an edit there recompiles nothing
-WITHOUT_KERNELS = ("engine/models", "engine/tokenizer", "engine/sampling")
+WITHOUT_KERNELS = (
+    "engine/models",
+    "engine/tokenizer",
+    "engine/sampling",
+    "engine/cache",
+    "engine/batch.py",
+    "engine/contexts.py",
+    "engine/pooling.py",
+    "engine/generation",
+)
 
 
 config: Any = numba_config  # its settings are made at run time, unknown to type checkers

@@ -245,7 +245,7 @@ class Rule:
 
     def describe(self) -> str:
         """The conditions in a line."""
-        return ", ".join(_condition(name, value) for name, value in self.when) or "every tensor"
+        return _one_line(", ".join(_condition(name, value) for name, value in self.when)) or "every tensor"
 
 
 def _condition(name: str, value: Any) -> str:
@@ -301,6 +301,18 @@ def read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe
     Raises QuantError for text that is no TOML, and for keys and values that are not understood.
     """
     try:
+        return _read_recipe(text, where, known)
+    except QuantError as error:
+        raise QuantError(_one_line(str(error))) from None
+
+
+def _one_line(text: str) -> str:
+    """With control characters, which texts in TOML may hold, spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe:
+    try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise QuantError(f"{where}: not TOML: {error}") from None
@@ -314,7 +326,7 @@ def read_recipe(text: str, where: str, known: Callable[[str], Recipe]) -> Recipe
         raise QuantError(f"{where}: rules are written [[rule]], in double brackets")
     extends = "extends" in found
     rules = tuple(_read_rule(entry, f"{where}: rule {i + 1}", not extends) for i, entry in enumerate(entries))
-    name = _read(found, "name", str, where, "")
+    name = _one_line(_read(found, "name", str, where, ""))
     description = _read(found, "description", str, where, "")
     kinds = {key: _read_type(found[key], f"{where}: {key}") for key in ("embeddings", "output") if key in found}
     rules = around(rules, kinds.get("embeddings"), kinds.get("output"))

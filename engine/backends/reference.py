@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from engine.alloc import BufferType
+from engine.alloc import Allocator, BufferType
 from engine.backends.base import AbortCallback, EvalCallback, Executable, Status, Timing
 from engine.graph import Graph
 from engine.ops.table import OPS
@@ -26,9 +26,9 @@ class ReferenceBackend:
         """See `Backend`."""
         return ReferenceProgram(nodes)
 
-    def prepare(self, graph: Graph, threads: int | None = None) -> Executable:
+    def prepare(self, graph: Graph, threads: int | None = None, allocator: Allocator | None = None) -> Executable:
         """See `Backend`."""
-        return Executable(graph, self, threads)
+        return Executable(graph, self, threads, allocator)
 
 
 class ReferenceProgram:

@@ -30,6 +30,8 @@ class Hparam:
     far, which returns None for "not there"; default: REQUIRED, a value, or a function of the parameters read so far
     (rows are read in order); kind: GGUF value type (`uint32`, `float32`, `bool`, `string`). per_layer: a single value,
     or a list with one for each layer (`at` reads both); is_list: always a list, of any length.
+    source: a checkpoint's tensors of one number, one a layer, that are the row's values, if not the config has these.
+    inverse: for a `config` that is a function, the way back: value and parameters -> keys of a config.json.
     Conversion writes a row only where the config has it, unless `always`: then also its default; and not at all unless
     `written`.
     """
@@ -43,6 +45,8 @@ class Hparam:
     written: bool = True
     per_layer: bool = False
     is_list: bool = False
+    source: str = ""
+    inverse: Callable[[Any, Hparams], Mapping[str, Any]] | None = None
 
     def fill(self, found: Any, so_far: Hparams, where: str) -> Any:
         """The row's value: what was found, or its default. Raises EngineError for a missing required one."""
@@ -103,6 +107,12 @@ class TensorRow:
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096
 
+
+def _has_ramp(h: Hparams) -> bool:
+    """Whether the rotary scaling is YaRN's, which goes by the original context."""
+    return getattr(h, "rope_scaling_type", None) == "yarn" or bool(getattr(h, "yarn_ext", None))
+
+
 #: (field, condition on one layer's value, what the field must be), for fields that a family has
 _SANE: tuple[tuple[str, Callable[[Hparams, Any], bool], str], ...] = (
     ("n_layer", lambda h, n: 1 <= n <= MAX_LAYERS, f"1 to {MAX_LAYERS}"),
@@ -110,6 +120,12 @@ _SANE: tuple[tuple[str, Callable[[Hparams, Any], bool], str], ...] = (
     ("n_embd_head_k", lambda h, n: n > 0, "1 or more"),
     ("n_embd_head_v", lambda h, n: n > 0, "1 or more"),
     ("n_rot", lambda h, n: n % 2 == 0 and n <= h.n_embd_head_k, "even and at most the key's length"),
+    ("rope_base", lambda h, base: base > 1, "more than 1"),
+    ("rope_base_swa", lambda h, base: base > 1, "more than 1"),
+    ("rope_scaling_factor", lambda h, factor: factor > 0, "more than 0"),
+    ("n_ctx_orig", lambda h, n: n > 0 or not _has_ramp(h), "1 or more"),
+    ("yarn_beta_fast", lambda h, rotations: rotations > 0, "more than 0"),
+    ("yarn_beta_slow", lambda h, rotations: rotations > 0, "more than 0"),
     ("n_expert", lambda h, n: 0 <= n <= MAX_EXPERTS, f"0 to {MAX_EXPERTS}"),
     ("n_expert_used", lambda h, n: 0 <= n <= h.n_expert, "at most the number of experts"),
 )
@@ -126,9 +142,13 @@ class Arch:
     refused: (config key, accepted values, what it would be) for settings that change the mathematics and that the
     graph does not have; runs: (field, values that the graph can run) for settings that a file may have;
     ignored: beginnings or ends of names in a checkpoint that hold no weights of this model, or parts that are left out
-    on purpose; causal: whether tokens see only what is before them; attends: whether it has attention;
-    check: further conditions on the parameters, which it raises EngineError for;
-    fits: whether a config with one of the class names is of this family, where several have the same class.
+    on purpose; beyond: beginning of the names of layers in a checkpoint, where those behind the last are left out on
+    purpose: they predict further tokens; causal: whether tokens see only what is before them; attends: whether it has
+    attention; bounded: whether there is nothing for positions beyond the context length, because they have learned
+    embeddings; check: further conditions on the parameters, which it raises EngineError for;
+    fits: whether a config with one of the class names is of this family, where several have the same class;
+    hf_class: of which of `hf_names` a model with these parameters is, for export (the first, if there is no function,
+    or it names none of them).
     """
 
     name: str
@@ -143,10 +163,13 @@ class Arch:
     refused: tuple[tuple[str, tuple, str], ...] = ()
     runs: tuple[tuple[str, tuple], ...] = ()
     ignored: tuple[str, ...] = ()
+    beyond: str = ""
     causal: bool = True
     attends: bool = True
+    bounded: bool = False
     check: Callable[[Hparams], None] | None = None
     fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
+    hf_class: Callable[[Hparams], str] | None = None
 
     @property
     def rows(self) -> tuple[Hparam, ...]:
@@ -156,6 +179,11 @@ class Arch:
     def key(self, row: Hparam) -> str:
         """The row's GGUF key."""
         return row.key.format(arch=self.name)
+
+    def is_unused(self, name: str, h: Hparams) -> bool:
+        """Whether a file's tensor is of a layer that predicts further tokens, and does not run here."""
+        number = name.removeprefix("blk.").split(".", 1)[0] if self.beyond and name.startswith("blk.") else ""
+        return number.isdecimal() and int(number) >= h.n_layer and getattr(h, "n_layer_nextn", 0) > 0
 
     def read_hparams(self, metadata: Mapping[str, Any]) -> Hparams:
         """Parameters from GGUF metadata. Raises EngineError, naming the key, for what is missing or of a wrong kind."""

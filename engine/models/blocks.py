@@ -16,12 +16,12 @@ def embed_tokens(b: Build) -> Tensor:
     return ops.get_rows(b.ctx, b.w["token_embd.weight"], b.tokens)
 
 
-def linear(b: Build, name: str, x: Tensor) -> Tensor:
+def linear(b: Build, name: str, x: Tensor, scaled: bool = True) -> Tensor:
     """x times the weight `name`, plus its bias if the model has one. Every product of a weight matrix comes through
-    here, or through `linear_experts`."""
+    here, or through `linear_experts`. scaled: whether a tensor `<name>.scale` is a factor of the result."""
     y = ops.mul_mat(b.ctx, b.w[name + ".weight"], x)
     scale = b.w.get(name + ".scale")  # of the whole tensor, for formats whose block scales are small (NVFP4)
-    y = y if scale is None else ops.mul(b.ctx, y, scale)
+    y = ops.mul(b.ctx, y, scale) if scaled and scale is not None else y
     bias = b.w.get(name + ".bias")
     return y if bias is None else ops.add(b.ctx, y, bias)
 
@@ -112,3 +112,8 @@ def rms_norm_across(b: Build, name: str, x: Tensor) -> Tensor:
     d, n_head, n = x.ne[:3]
     x = x if x.is_contiguous else ops.cont(b.ctx, x)
     return ops.reshape(b.ctx, rms_norm(b, name, ops.reshape(b.ctx, x, d * n_head, n)), d, n_head, n)
+
+
+def embed_with_positions(b: Build) -> Tensor:
+    """The embeddings of the tokens, plus those of their positions: [n_embd, n]."""
+    return ops.add(b.ctx, embed_tokens(b), ops.get_rows(b.ctx, b.w["position_embd.weight"], b.positions))

@@ -47,8 +47,10 @@ class SequenceMemory(Protocol):
 class Build:
     """One graph under construction.
 
-    tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`;
+    tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
+    instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -60,6 +62,8 @@ class Build:
     tokens: Tensor = None  # type: ignore[assignment]
     positions: Tensor = None  # type: ignore[assignment]
     out_rows: Tensor | None = None
+    embd: Tensor | None = None
+    n_ctx: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +73,7 @@ class Build:
 
     def body(self) -> Tensor:
         """Tokens -> normalised hidden states [n_embd, n], or of the wanted rows only."""
-        x = self.arch.embed(self)
+        x = self.arch.embed(self) if self.embd is None else self.embd
         for i in range(self.h.n_layer):
             x = self.arch.layer(self, i, x)
         return self.arch.finish(self, x)

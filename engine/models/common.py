@@ -63,6 +63,15 @@ def _gating(config: Mapping[str, Any], h: Hparams) -> int | None:
     return None if found is None else _GATING.get(found, found)
 
 
+def _gating_name(value: Any, h: Hparams) -> Mapping[str, Any]:
+    return {"scoring_func": next((name for name, number in _GATING.items() if number == value), value)}
+
+
+def _under(name: str) -> Callable[[Any, Hparams], Mapping[str, Any]]:
+    """The way back for a rotary setting."""
+    return lambda value, h: {f"rope_parameters.{name}": value}
+
+
 _YARN = ("yarn",)
 _ROPE = "{arch}.rope."
 _SCALE = _ROPE + "scaling."
@@ -84,34 +93,79 @@ _ROWS = (
         lambda h: h.n_head,
         per_layer=True,
     ),
-    Hparam("rope_scaling_type", _SCALE + "type", _scaling_type, None, "string"),
-    Hparam("rope_scaling_factor", _SCALE + "factor", _of_scaling(("linear", "yarn"), "factor"), None, "float32"),
+    Hparam("rope_scaling_type", _SCALE + "type", _scaling_type, None, "string", inverse=_under("rope_type")),
+    Hparam(
+        "rope_scaling_factor",
+        _SCALE + "factor",
+        _of_scaling(("linear", "yarn"), "factor"),
+        None,
+        "float32",
+        inverse=_under("factor"),
+    ),
     Hparam(
         "n_ctx_orig",
         _SCALE + "original_context_length",
         _of_scaling(_YARN, "original_max_position_embeddings"),
         lambda h: h.n_ctx_train,
+        inverse=_under("original_max_position_embeddings"),
     ),
-    Hparam("yarn_ext", _SCALE + "yarn_ext_factor", _of_scaling(_YARN, "extrapolation_factor"), None, "float32"),
+    Hparam(
+        "yarn_ext",
+        _SCALE + "yarn_ext_factor",
+        _of_scaling(_YARN, "extrapolation_factor"),
+        None,
+        "float32",
+        inverse=_under("extrapolation_factor"),
+    ),
     Hparam(
         "yarn_attn",
         _SCALE + "yarn_attn_factor",
         _of_scaling(_YARN, "attention_factor", "attn_factor"),
         None,
         "float32",
+        inverse=_under("attention_factor"),
     ),
-    Hparam("yarn_beta_fast", _SCALE + "yarn_beta_fast", _of_scaling(_YARN, "beta_fast"), 32.0, "float32"),
-    Hparam("yarn_beta_slow", _SCALE + "yarn_beta_slow", _of_scaling(_YARN, "beta_slow"), 1.0, "float32"),
+    Hparam(
+        "yarn_beta_fast",
+        _SCALE + "yarn_beta_fast",
+        _of_scaling(_YARN, "beta_fast"),
+        32.0,
+        "float32",
+        inverse=_under("beta_fast"),
+    ),
+    Hparam(
+        "yarn_beta_slow",
+        _SCALE + "yarn_beta_slow",
+        _of_scaling(_YARN, "beta_slow"),
+        1.0,
+        "float32",
+        inverse=_under("beta_slow"),
+    ),
     Hparam("rope_attn_factor", _SCALE + "attn_factor", (), 1.0, "float32"),
     Hparam("yarn_log_multiplier", _SCALE + "yarn_log_multiplier", (), 0.0, "float32"),
-    Hparam("rope_sections", _ROPE + "dimension_sections", _sections, None, is_list=True),
-    Hparam("rope_base", _ROPE + "freq_base", lambda config, h: rope_of(config).get("rope_theta"), 10000.0, "float32"),
+    Hparam(
+        "rope_sections",
+        _ROPE + "dimension_sections",
+        _sections,
+        None,
+        is_list=True,
+        inverse=_under("mrope_section"),
+    ),
+    Hparam(
+        "rope_base",
+        _ROPE + "freq_base",
+        lambda config, h: rope_of(config).get("rope_theta"),
+        10000.0,
+        "float32",
+        inverse=_under("rope_theta"),
+    ),
     Hparam(
         "rope_base_swa",
         _ROPE + "freq_base_swa",
         lambda config, h: _nested(config, "sliding_attention").get("rope_theta"),
         lambda h: h.rope_base,
         "float32",
+        inverse=_under("sliding_attention.rope_theta"),
     ),
     Hparam("norm_eps", "{arch}.attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps"), kind="float32"),
     Hparam("n_expert", "{arch}.expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0),
@@ -123,7 +177,7 @@ _ROWS = (
     ),
     Hparam("n_expert_groups", "{arch}.expert_group_count", ("n_group",), 0),
     Hparam("n_group_used", "{arch}.expert_group_used_count", ("topk_group",), 0),
-    Hparam("gating", "{arch}.expert_gating_func", _gating, 0),
+    Hparam("gating", "{arch}.expert_gating_func", _gating, 0, inverse=_gating_name),
     Hparam("n_embd_head_k", "{arch}.attention.key_length", ("head_dim",), lambda h: _head_size(h)),
     Hparam("n_embd_head_v", "{arch}.attention.value_length", ("head_dim",), lambda h: _head_size(h)),
 )
@@ -177,12 +231,37 @@ def window_rows(period: int, of_config: Callable[[Mapping[str, Any], Hparams], A
     )
 
 
-def window_of(h: Hparams, i: int) -> int:
-    """The sliding window of layer i, 0 for none."""
+def layer_types(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+    """Which layers slide: newer configs list them; older ones say which, as "LLLG", or that every n-th does not."""
+    kinds, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
+    if isinstance(kinds, list):
+        return [kind == "sliding_attention" for kind in kinds]
+    if isinstance(pattern, str) and pattern:
+        return [pattern[i % len(pattern)] == "L" for i in range(h.n_layer)]
+    return [(i + 1) % pattern != 0 for i in range(h.n_layer)] if isinstance(pattern, int) and pattern > 0 else None
+
+
+def unless_usual(period: int) -> Callable[[Mapping[str, Any], Hparams], list[bool] | None]:
+    """Which layers slide, where these are not all but every `period`-th, which files do not say."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+        slide = layer_types(config, h)
+        return None if slide == [i % period < period - 1 for i in range(h.n_layer)] else slide
+
+    return found
+
+
+def has_window(h: Hparams, i: int) -> bool:
+    """Whether layer i is one of those with a sliding window."""
     period = h.window_pattern
     if isinstance(period, (list, tuple)):
-        return h.window if period[i] else 0
-    return h.window if period == 0 or i % period < period - 1 else 0
+        return bool(period[i])
+    return period == 0 or i % period < period - 1
+
+
+def window_of(h: Hparams, i: int) -> int:
+    """The sliding window of layer i, 0 for none."""
+    return h.window if has_window(h, i) else 0
 
 
 def partial_rotary(default: float) -> Hparam:
@@ -208,6 +287,11 @@ def rows(**changed: Hparam | None) -> tuple[Hparam, ...]:
     return tuple(row for row in found if row is not None)
 
 
+def uniform(found: tuple[Hparam, ...]) -> tuple[Hparam, ...]:
+    """The rows of a family whose layers are all alike: a list with a value for each is refused."""
+    return tuple(replace(row, per_layer=False) for row in found)
+
+
 def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     found = (config.get("rope_parameters") or {}).get(kind)
     return found if isinstance(found, Mapping) else {}
@@ -216,3 +300,36 @@ def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _head_size(h: Hparams) -> int:
     n_head = max(h.n_head) if isinstance(h.n_head, (list, tuple)) else h.n_head
     return h.n_embd // n_head
+
+
+#: names of activations in configs -> kinds of `ops.unary`
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+
+def activation_row(key: str, usual: str) -> Hparam:
+    """The activation by its name in ACTIVATIONS; key: of the config. Written only where it is not the family's usual
+    one, which readers take for granted. The reference's graphs take the tanh form of GELU for all of them."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> str | None:
+        name = config.get(key)
+        return None if name == usual else name
+
+    return Hparam("activation", "{arch}.hidden_activation", found, usual, "string")
+
+
+def unusual_base(usual: float = 10000.0) -> Hparam:
+    """The base of the rotary frequencies, written only where it is not the one that the reference takes for granted."""
+
+    def found(config: Mapping[str, Any], h: Hparams) -> float | None:
+        base = rope_of(config).get("rope_theta")
+        return None if base == usual else base
+
+    return Hparam("rope_base", _ROPE + "freq_base", found, usual, "float32")

@@ -172,10 +172,16 @@ def half_of(which: int, size: Callable[[Hparams, int], int], count: Callable[[Hp
     return Take(found)
 
 
-def or_nested(rows: tuple[TensorRow, ...], outer: str = "model.language_model.") -> tuple[TensorRow, ...]:
-    """The rows, also with the names that they have where the text model is a part of a larger one."""
+def also_named(rows: tuple[TensorRow, ...], beginning: str, *others: str) -> tuple[TensorRow, ...]:
+    """The rows, whose names in a checkpoint may also have one of `others` in the place of `beginning`."""
 
     def spellings(row: TensorRow) -> tuple[str, ...]:
-        return (*row.sources, *(outer + s.removeprefix("model.") for s in row.sources if s.startswith("model.")))
+        ends = [name.removeprefix(beginning) for name in row.sources if name.startswith(beginning)]
+        return (*row.sources, *(other + end for other in others for end in ends))
 
     return tuple(replace(row, source=spellings(row)) for row in rows)
+
+
+def or_nested(rows: tuple[TensorRow, ...], outer: str = "model.language_model.") -> tuple[TensorRow, ...]:
+    """The rows, also with the names that they have where the text model is a part of a larger one."""
+    return also_named(rows, "model.", outer)

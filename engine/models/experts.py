@@ -26,12 +26,13 @@ def route(
     bias: Tensor | None = None,
     groups: int = 0,
     groups_used: int = 0,
+    group_best: int = 2,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each token and their weights, from logits [n_expert, n]: I32 [n_used, n] and float32 [1, n_used, n].
 
     normalize: weights of a token sum to 1; scale: factor of them; bias: added to what the choice goes by, not to the
-    weights (DeepSeek-V3, arXiv 2412.19437, section 2.1.2); groups: experts come in so many groups, of which those with
-    the best two experts count.
+    weights (DeepSeek-V3, arXiv 2412.19437, section 2.1.2); groups: experts come in so many groups, of which only the
+    best `groups_used` count, by the sum of their best `group_best` experts.
     """
     ctx, (n_expert, n), n_used = b.ctx, logits.ne[:2], b.h.n_expert_used
     if gating == SOFTMAX:
@@ -44,7 +45,7 @@ def route(
         raise EngineError(f"key '{b.arch.name}.expert_gating_func' is {gating}: this version runs 1, 2, 3")
     choice = probs if bias is None else ops.add(ctx, probs, bias)
     if groups > 1:
-        choice = _best_groups(b, choice, groups, groups_used)
+        choice = _best_groups(b, choice, groups, groups_used, group_best)
     ids = ops.top_k(ctx, choice, n_used)
     weights = ops.get_rows(ctx, ops.reshape(ctx, probs, 1, n_expert, n), ids)  # [1, n_used, n]
     if gating == SOFTMAX_OF_CHOSEN:
@@ -58,13 +59,14 @@ def route(
     return ids, ops.reshape(ctx, weights, 1, n_used, n)
 
 
-def _best_groups(b: Build, choice: Tensor, groups: int, used: int) -> Tensor:
+def _best_groups(b: Build, choice: Tensor, groups: int, used: int, n_best: int) -> Tensor:
     """`choice` with minus infinity for the experts outside of each token's best groups."""
     ctx, (n_expert, n) = b.ctx, choice.ne[:2]
     size = n_expert // groups
+    n_best = min(n_best, size)
     rows = ops.reshape(ctx, choice, 1, size, groups * n)
-    best = ops.top_k(ctx, ops.reshape(ctx, choice, size, groups * n), min(2, size))  # [2, groups * n]
-    pairs = ops.reshape(ctx, ops.get_rows(ctx, rows, best), min(2, size), groups * n)
+    best = ops.top_k(ctx, ops.reshape(ctx, choice, size, groups * n), n_best)  # [n_best, groups * n]
+    pairs = ops.reshape(ctx, ops.get_rows(ctx, rows, best), n_best, groups * n)
     kept = ops.top_k(ctx, ops.reshape(ctx, ops.sum_rows(ctx, pairs), groups, n), used)  # [used, n]
     grouped = ops.reshape(ctx, choice, size, groups, n)
     outside = ops.fill(ctx, grouped, -math.inf)

@@ -9,23 +9,16 @@ from typing import Any
 
 from engine import ops
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
-from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
+from engine.models.blocks import ffn_gated, linear, qkv, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rows
+from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows
 from engine.models.decoder import LAYER, Layers, attention_rows, embedding_rows, half_of, norm_row
 from engine.models.experts import moe
+from engine.models.granite import SCALES, embed, head, scaled
 from engine.models.llama import finish
 from engine.models.mamba_block import MAMBA2_HPARAMS, check_mamba2, mamba2, mamba2_rows, no_limits
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
-
-#: factors that Granite multiplies with, and the one that logits are divided by; 0 in a file means that there is none
-SCALES = (
-    Hparam("attention_scale", "{arch}.attention.scale", ("attention_multiplier",), 0.0, "float32"),
-    Hparam("embedding_scale", "{arch}.embedding_scale", ("embedding_multiplier",), 0.0, "float32"),
-    Hparam("residual_scale", "{arch}.residual_scale", ("residual_multiplier",), 0.0, "float32"),
-    Hparam("logit_scale", "{arch}.logit_scale", ("logits_scaling",), 0.0, "float32"),
-)
 
 _ROWS = {row.field: row for row in rows()}
 
@@ -115,16 +108,6 @@ TENSORS = (
 )
 
 
-def scaled(b: Build, x: Tensor, factor: float) -> Tensor:
-    """x times a factor; 0 stands for none."""
-    return ops.scale(b.ctx, x, factor) if factor not in (0.0, 1.0) else x
-
-
-def embed(b: Build) -> Tensor:
-    """Embeddings times their factor."""
-    return scaled(b, embed_tokens(b), b.h.embedding_scale)
-
-
 def layer(b: Build, i: int, x: Tensor) -> Tensor:
     """State space or attention, and feed-forward, each with a norm in front; what they give is scaled and added."""
     blk, factor = f"blk.{i}.", b.h.residual_scale
@@ -152,11 +135,6 @@ def feed_forward(b: Build, blk: str, x: Tensor) -> Tensor:
     return ops.add(b.ctx, y, ffn_gated(b, blk, x, suffix="_shexp")) if b.h.n_ff_shexp else y
 
 
-def head(b: Build, hidden: Tensor) -> Tensor:
-    """Logits, divided by their factor."""
-    return scaled(b, output_head(b, hidden), 1.0 / b.h.logit_scale if b.h.logit_scale else 0.0)
-
-
 GRANITEHYBRID = Arch(
     name="granitehybrid",
     hf_names=("GraniteMoeHybridForCausalLM",),
@@ -169,7 +147,8 @@ GRANITEHYBRID = Arch(
     head=head,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
-        ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+        ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+        *PLAIN_YARN,
         ("position_embedding_type", ("rope", "nope"), "other positions"),
         ("mamba_proj_bias", (False,), "biases of Mamba's projections"),
         no_limits(),

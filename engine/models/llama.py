@@ -32,7 +32,17 @@ def _window(config: Mapping[str, Any], h: Hparams) -> int | None:
     )
 
 
-EXTRA = (N_VOCAB, N_ROT, Hparam("window", "{arch}.attention.sliding_window", _window, 0))
+EXTRA = (
+    N_VOCAB,
+    N_ROT,
+    Hparam(
+        "window",
+        "{arch}.attention.sliding_window",
+        _window,
+        0,
+        inverse=lambda value, h: {"sliding_window": value},
+    ),
+)
 
 _IS_DENSE = lambda h, i: h.n_expert == 0  # noqa: E731
 _HAS_EXPERTS = lambda h, i: h.n_expert > 0  # noqa: E731
@@ -81,6 +91,10 @@ def finish(b: Build, x: Tensor) -> Tensor:
     return rms_norm(b, "output_norm", x)
 
 
+def _hf_class(h: Hparams) -> str:
+    return f"{'Mixtral' if h.n_expert else 'Mistral' if getattr(h, 'window', 0) else 'Llama'}ForCausalLM"
+
+
 LLAMA = Arch(
     name="llama",
     hf_names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
@@ -93,4 +107,5 @@ LLAMA = Arch(
     head=output_head,
     refused=REFUSED,
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
+    hf_class=_hf_class,
 )

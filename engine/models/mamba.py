@@ -11,7 +11,7 @@ from engine.models.build import Build
 from engine.models.common import N_VOCAB, rows, silent
 from engine.models.decoder import embedding_rows, norm_row
 from engine.models.llama import finish
-from engine.models.mamba_block import D_CONV, D_STATE_KEYS, mamba1, mamba1_rows
+from engine.models.mamba_block import D_CONV, D_STATE_KEYS, INNER_EPS, mamba1, mamba1_rows
 from engine.tensor import Tensor
 
 BACKBONE = "backbone.layers.{i}."
@@ -72,6 +72,7 @@ MAMBA = Arch(
     head=output_head,
     refused=(
         ("hidden_act", ("silu",), "another activation"),
+        ("mixer_rms_eps", (INNER_EPS,), "another epsilon of inner norms"),
         ("use_bias", (False,), "biases of the projections"),
         ("use_conv_bias", (True,), "a convolution without bias"),
     ),

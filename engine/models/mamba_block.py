@@ -29,6 +29,7 @@ DECAY = Map(lambda x: -np.exp(x.astype(np.float64)))
 NO_LIMITS = ([0.0, {"__float__": "Infinity"}], [0.0, float("inf")], (0.0, float("inf")))
 
 D_CONV = Hparam("d_conv", "{arch}.ssm.conv_kernel", ("conv_kernel", "d_conv", "mamba_d_conv"), 4, always=True)
+INNER_EPS = 1e-6  # of Falcon Mamba's norms of time step, B and C; no key of a file has it
 D_STATE_KEYS = ("state_size", "d_state", "mamba_d_state", "ssm_state_size")
 
 
@@ -60,7 +61,7 @@ def mamba1(b: Build, i: int, x: Tensor) -> Tensor:
         for first, size in ((0, h.dt_rank), (h.dt_rank, h.d_state), (h.dt_rank + h.d_state, h.d_state))
     )
     if h.dt_b_c_rms:
-        dt, b_in, c_out = (rms_norm(b, blk + f"ssm_{n}_norm", t) for n, t in (("dt", dt), ("b", b_in), ("c", c_out)))
+        dt, b_in, c_out = (ops.rms_norm(ctx, t, INNER_EPS) for t in (dt, b_in, c_out))
     dt = linear(b, blk + "ssm_dt", dt)
     y = scan(b, i, heads(b, x, 1), dt, heads(b, b_in, h.d_state), heads(b, c_out, h.d_state))
     y = ops.add(ctx, ops.reshape(ctx, ops.cont(ctx, y), *x.ne), ops.mul(ctx, x, b.w[blk + "ssm_d"]))

@@ -70,6 +70,8 @@ EXTRA = (
     N_VOCAB,
     Hparam("attention_scale", "{arch}.attention.scale", (), 0.0, "float32"),
     *MAMBA2_HPARAMS,
+    # nothing rotates; readers find what they expect
+    Hparam("rope_dim", "{arch}.rope.dimension_count", lambda config, h: h.n_embd // h.n_head, 0),
     Hparam("rotates", "{arch}.rope.scaling.finetuned", lambda config, h: False, False, "bool"),
 )
 
@@ -116,7 +118,7 @@ _SHARED = (
     *embedding_rows("backbone.embeddings", "backbone.norm_f"),
     *norm_row("attn_norm", BACKBONE + "norm"),
     *mamba2_rows(MIXER, layers=has_state),
-    *attention_rows(MIXER, layers=attends),
+    *attention_rows(MIXER, permuted=True, layers=attends),  # no use here, where nothing rotates: equal bytes
 )
 
 

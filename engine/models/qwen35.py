@@ -13,12 +13,11 @@ from engine import ops
 from engine.models.arch import Arch, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_VOCAB, rows, silent
-from engine.models.decoder import LAYER, embedding_rows, ffn_rows, half_of, or_nested
+from engine.models.common import N_FF_EXPERT, N_FF_SHARED, N_VOCAB, rows, silent
+from engine.models.decoder import LAYER, embedding_rows, expert_rows, ffn_rows, half_of, or_nested
 from engine.models.delta_block import DELTA_HPARAMS, check_delta, delta_net, has_state, n_mixed, tiled
 from engine.models.llama import finish
 from engine.models.qwen3next import (
-    EXPERT_HPARAMS,
     LINEAR,
     NORMS,
     REFUSED,
@@ -62,17 +61,16 @@ TENSORS = or_nested((*_COMMON, *ffn_rows()))
 
 
 def _expert_rows() -> tuple[TensorRow, ...]:
-    """Experts are one tensor in checkpoints, and gate and up of all of them too."""
+    """Experts are tensors of their own in checkpoints, or all are one tensor, with gate and up in one too."""
     source, count = LAYER + "mlp.", lambda h: h.n_expert
     wide = lambda h: (h.n_expert, h.n_ff_exp, h.n_embd)  # noqa: E731
-    halves = [(half_of(which, lambda h, i: h.n_ff_exp, count),) for which in (0, 1)]
+    down = lambda h: (h.n_expert, h.n_embd, h.n_ff_exp)  # noqa: E731
+    gate, up = ((half_of(which, lambda h, i: h.n_ff_exp, count),) for which in (0, 1))
     return (
-        TensorRow("blk.{i}.ffn_gate_inp.weight", source + "gate.weight", lambda h: (h.n_expert, h.n_embd)),
-        TensorRow("blk.{i}.ffn_gate_exps.weight", source + "experts.gate_up_proj", wide, halves[0]),
-        TensorRow("blk.{i}.ffn_up_exps.weight", source + "experts.gate_up_proj", wide, halves[1]),
-        TensorRow(
-            "blk.{i}.ffn_down_exps.weight", source + "experts.down_proj", lambda h: (h.n_expert, h.n_embd, h.n_ff_exp)
-        ),
+        *expert_rows(source + "experts.{e}.", lambda h, i: h.n_ff_exp),
+        TensorRow("blk.{i}.ffn_gate_exps.weight", source + "experts.gate_up_proj", wide, gate),
+        TensorRow("blk.{i}.ffn_up_exps.weight", source + "experts.gate_up_proj", wide, up),
+        TensorRow("blk.{i}.ffn_down_exps.weight", source + "experts.down_proj", down),
         *SHARED_EXPERT,
     )
 
@@ -124,7 +122,7 @@ QWEN35MOE = replace(
     QWEN35,
     name="qwen35moe",
     hf_names=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
-    extra_hparams=(*QWEN35.extra_hparams, *EXPERT_HPARAMS),
+    extra_hparams=(*QWEN35.extra_hparams, N_FF_EXPERT, N_FF_SHARED),
     tensors=or_nested((*_COMMON, *_expert_rows())),
     refused=(*REFUSED, *REFUSED_MOE),
     check=check_experts,

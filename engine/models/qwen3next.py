@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from engine import ops
-from engine.errors import EngineError
-from engine.models.arch import Arch, Hparam, Hparams, TensorRow
-from engine.models.blocks import embed_tokens, ffn_gated, heads, linear, output_head, rms_norm
+from engine.models.arch import Arch, Hparams, TensorRow
+from engine.models.blocks import embed_tokens, heads, linear, output_head, rms_norm
 from engine.models.build import Build
-from engine.models.common import N_ROT, N_VOCAB, rope_of, rows, silent
+from engine.models.common import (
+    N_FF_EXPERT,
+    N_FF_SHARED,
+    N_VOCAB,
+    PLAIN_YARN,
+    SCALED_ROPE,
+    partial_rotary,
+    rows,
+    silent,
+)
 from engine.models.decoder import (
     LAYER,
+    SHARED_GATE,
     attention_rows,
     embedding_rows,
     expert_rows,
@@ -25,7 +32,7 @@ from engine.models.decoder import (
     qk_norm_rows,
 )
 from engine.models.delta_block import DELTA_HPARAMS, attends, check_delta, delta_net, has_state, n_mixed
-from engine.models.experts import moe
+from engine.models.experts import gated_shared_expert, has_experts, moe
 from engine.models.llama import finish
 from engine.models.mamba_block import DECAY
 from engine.models.rotary import rotate
@@ -38,17 +45,7 @@ LINEAR = LAYER + "linear_attn."
 PLUS_ONE = Map(lambda x: x + np.float32(1))
 
 
-def _n_rot(config: Mapping[str, Any], h: Hparams) -> int:
-    found = (rope_of(config).get("partial_rotary_factor"), config.get("partial_rotary_factor"), 0.25)
-    return int(h.n_embd_head_k * next(f for f in found if f is not None))
-
-
-ROTATED = replace(N_ROT, config=_n_rot)
-
-EXPERT_HPARAMS = (
-    Hparam("n_ff_exp", "{arch}.expert_feed_forward_length", ("moe_intermediate_size",)),
-    Hparam("n_ff_shexp", "{arch}.expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
-)
+ROTATED = partial_rotary(0.25)
 
 
 def plus_one(tensors: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
@@ -104,7 +101,7 @@ NORMS = (
 )
 
 SHARED_EXPERT = (
-    TensorRow("blk.{i}.ffn_gate_inp_shexp.weight", LAYER + "mlp.shared_expert_gate.weight", lambda h: (1, h.n_embd)),
+    SHARED_GATE,
     *ffn_rows(LAYER + "mlp.shared_expert.", size=lambda h, i: h.n_ff_shexp, suffix="_shexp"),
 )
 
@@ -152,22 +149,21 @@ def gated_attention(b: Build, i: int, x: Tensor) -> Tensor:
 
 def all_experts(b: Build, blk: str, x: Tensor) -> Tensor:
     """The experts that were chosen, and the one for all tokens, times a gate."""
-    gate = ops.sigmoid(b.ctx, linear(b, blk + "ffn_gate_inp_shexp", x))
-    return ops.add(b.ctx, moe(b, blk, x), ops.mul(b.ctx, ffn_gated(b, blk, x, suffix="_shexp"), gate))
+    return ops.add(b.ctx, moe(b, blk, x), gated_shared_expert(b, blk, x))
 
 
 def check_experts(h: Hparams) -> None:
     """What the family takes for granted. Raises EngineError."""
     check_delta(h)
-    if h.n_expert < 1 or h.n_expert_used < 1:
-        raise EngineError(f"{h.n_expert} experts, {h.n_expert_used} a token: expected 1 or more of each")
+    has_experts(h)
 
 
 REFUSED = (
     ("hidden_act", ("silu",), "another activation"),
     ("attention_bias", (False,), "biases of the attention"),
     ("use_sliding_window", (False,), "a sliding window"),
-    ("rope_parameters.rope_type", ("default", "linear", "yarn"), "another rope scaling"),
+    ("rope_parameters.rope_type", SCALED_ROPE, "another rope scaling"),
+    *PLAIN_YARN,
 )
 
 #: what else a mixture of experts may have
@@ -181,7 +177,7 @@ QWEN3NEXT = Arch(
     name="qwen3next",
     hf_names=("Qwen3NextForCausalLM",),
     hparams=rows(),
-    extra_hparams=(silent(N_VOCAB), ROTATED, *EXPERT_HPARAMS, *DELTA_HPARAMS),
+    extra_hparams=(silent(N_VOCAB), ROTATED, N_FF_EXPERT, N_FF_SHARED, *DELTA_HPARAMS),
     tensors=TENSORS,
     embed=embed_tokens,
     layer=layer,

@@ -26,24 +26,38 @@ class Take:
 
 @dataclass(frozen=True)
 class Map:
-    """Other values: `values(x)` of a float32 array, element by element."""
+    """Other values: `values(x)` of a float32 array, element by element; inverse: the way back, for export."""
 
     values: Callable[[np.ndarray], np.ndarray]
+    inverse: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Anything else: `change(x, h, i)` of the whole tensor as float32, which is in memory for that time."""
+    """Anything else: `change(x, h, i)` of the whole tensor as float32, which is in memory for that time; inverse: the
+    way back, for export."""
 
     change: Callable[[np.ndarray, SimpleNamespace, int], np.ndarray]
+    inverse: Callable[[np.ndarray, SimpleNamespace, int], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """The last two axes exchanged, of a source that has the shape `shape(h, i)` or is rows of it. Works on the numbers
+    as they are stored; block formats, which cannot be turned, come in the right order already and stay."""
+
+    shape: Callable[[SimpleNamespace, int], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The same elements in another shape, as when axes of length 1 are dropped. The other steps may change it too."""
+    """The same elements in another shape, as when axes of length 1 are dropped. The other steps may change it too.
+    source: the shape in the checkpoint, for export."""
+
+    source: Callable[[SimpleNamespace, int], tuple[int, ...]] | None = None
 
 
-Step: TypeAlias = Take | Map | Whole | Shape
+Step: TypeAlias = Take | Map | Whole | Transpose | Shape
 
 
 def interleaved(n_rows: int, n_head: int) -> np.ndarray:

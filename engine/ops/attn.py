@@ -15,6 +15,7 @@ from engine.ops.softmax import masked, weights
 from engine.tensor import Tensor
 
 QUERY_TILE, KEY_TILE = 64, 256  # scores that are held at a time
+FEW = 4  # queries that are not worth a product of matrices: each key is decoded once for all heads that share it
 
 
 def attention(
@@ -88,9 +89,11 @@ def _attention(n: Tensor) -> np.ndarray:
 
 def scratch_floats(n: Tensor) -> int:
     """float32 that one thread needs: a tile of scores, two numbers a query, and decoded tiles of keys and values where
-    these are not float32."""
+    these are not float32; for few queries scores and numbers of a group of heads, and one decoded row."""
     q, k, v = n.src[:3]
     queries, keys = min(QUERY_TILE, q.ne[1]), min(KEY_TILE, k.ne[1])
+    if q.ne[1] <= FEW:
+        return q.ne[2] // k.ne[2] * (keys + 2) + max(k.ne[0], v.ne[0])
     decoded = sum(keys * t.ne[0] for t in (k, v) if t.format is not F32)
     return queries * keys + 2 * queries + decoded
 

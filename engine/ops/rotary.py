@@ -18,7 +18,8 @@ class Yarn:
     """YaRN (Peng et al. 2023, arXiv 2309.00071): slow pairs are interpolated, fast ones are not, with a ramp between.
 
     n_ctx_orig: tokens of the original context; ext_factor: share of the ramp, 0 is plain interpolation; attn_factor:
-    factor of the rotated values; beta_fast, beta_slow: rotations over the original context where the ramp ends.
+    factor of the rotated values; beta_fast, beta_slow: rotations over the original context where the ramp ends;
+    rounded: it ends at whole pairs.
     """
 
     n_ctx_orig: int = 0
@@ -26,6 +27,7 @@ class Yarn:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounded: bool = True
 
 
 def rope(
@@ -92,7 +94,10 @@ def _ramp(yarn: Yarn | None, n_rot: int, base: float, freq_scale: float) -> tupl
     def pair(rotations: float) -> float:
         return n_rot * math.log(yarn.n_ctx_orig / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = max(0.0, math.floor(pair(yarn.beta_fast))), min(n_rot - 1.0, math.ceil(pair(yarn.beta_slow)))
+    low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)
+    if yarn.rounded:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(n_rot - 1.0, high)
     factor = yarn.attn_factor * (1.0 + 0.1 * math.log(1.0 / freq_scale))
     return float(low), float(high), float(yarn.ext_factor), float(factor)
 

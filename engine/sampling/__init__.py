@@ -6,7 +6,7 @@ drafts. Nothing here knows a model: rows of logits in, ids out.
 """
 
 from engine.sampling.candidates import Candidates, TokenProbability, log_probabilities
-from engine.sampling.chain import Chain, samplers_from_letters, samplers_from_names
+from engine.sampling.chain import Chain, recommended, samplers_from_letters, samplers_from_names
 from engine.sampling.grammar import Grammar, GrammarMatcher
 from engine.sampling.params import Params
 from engine.sampling.texts import TokenTexts
@@ -20,6 +20,7 @@ __all__ = [
     "TokenProbability",
     "TokenTexts",
     "log_probabilities",
+    "recommended",
     "samplers_from_letters",
     "samplers_from_names",
 ]

@@ -7,7 +7,8 @@ the names and letters of llama.cpp's `--samplers` and `--sampler-seq`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -150,6 +151,34 @@ def samplers_from_letters(letters: str) -> tuple[str, ...]:
     return tuple(_BY_LETTER[letter].name for letter in letters)
 
 
+#: Keys in which a model's file recommends parameters, behind "general.sampling."
+_RECOMMENDED = {
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "temp")},
+    **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+}
+
+
+def recommended(metadata: Mapping[str, Any], **asked: Any) -> Params:
+    """Parameters as a model's file recommends them, but for those that are asked for.
+
+    Raises EngineError for values of the wrong kind or out of bounds.
+    """
+    values: dict[str, Any] = {}
+    for key, name in _RECOMMENDED.items():
+        if name in asked or (value := metadata.get("general.sampling." + key)) is None:
+            continue
+        kind = int if name in ("top_k", "mirostat", "repeat_last_n") else float
+        if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
+            raise EngineError(f"key 'general.sampling.{key}' is {str(value)[:40]!r}, expected a number")
+        values[name] = kind(value)
+    sequence = metadata.get("general.sampling.sequence")
+    if "samplers" not in asked and isinstance(sequence, str) and sequence:
+        values["samplers"] = samplers_from_names(sequence.split(";"))
+    return Params(**values, **asked)
+
+
 def build(params: Params, texts: TokenTexts | None = None, n_vocab: int = 0) -> list[Sampler]:
     """The samplers of a chain, in order. texts: needed for DRY and `ignore_eos`; n_vocab: used by Mirostat 1."""
     links: list[Sampler] = []
@@ -170,6 +199,10 @@ def build(params: Params, texts: TokenTexts | None = None, n_vocab: int = 0) -> 
     last = [row.build(params, texts) for row in rows if row.selects]
     links.append(last[-1] if last else Dist(Stream(params.seed)))
     return links
+
+
+#: samplers whose copy shares their stream, and nothing else that changes
+_DRAWING = (Xtc, Dist, Mirostat, AdaptiveP)
 
 
 class Chain:
@@ -271,6 +304,11 @@ class Chain:
         """A chain that goes on alike, on its own."""
         grammar = self.grammar.clone() if self.grammar is not None else None
         return Chain([link.clone() for link in self.links], grammar)
+
+    def fork(self) -> Chain:
+        """A clone that draws from the same streams: what it draws, this one will not draw again."""
+        links = [copy(link) if isinstance(link, _DRAWING) else link.clone() for link in self.links]
+        return Chain(links, self.grammar.clone() if self.grammar is not None else None)
 
     def __str__(self) -> str:
         """The chain in one line; samplers that are off have a question mark."""

@@ -40,8 +40,6 @@ class Dry:
         if len(tokens) <= self.allowed:
             return
         reach = since_breaker(tokens, self.breakers)
-        if reach < self.allowed:
-            return
         longest = {
             token: n
             for token, n in continuations(tokens, reach).items()

@@ -258,10 +258,10 @@ class _Parser:
             return ord(_PLAIN[kind])
         n = _HEX.get(kind, 0)
         digits = self.text[self.at + 1 : self.at + 1 + n]
-        if not n or not re.fullmatch(rf"[0-9A-Fa-f]{{{n}}}", digits):
-            raise self._error(
-                f"unknown escape \\{kind}" if not n else f"expected {n} hexadecimal digits behind \\{kind}"
-            )
+        if not n:
+            raise self._error(f"unknown escape {c + kind!r}")
+        if not re.fullmatch(rf"[0-9A-Fa-f]{{{n}}}", digits):
+            raise self._error(f"expected {n} hexadecimal digits behind \\{kind}")
         if int(digits, 16) > LAST:
             raise self._error(f"\\{kind}{digits} is beyond Unicode")
         self.at += 1 + n
@@ -286,10 +286,10 @@ class _Parser:
         text = f"<{self.text[self.at : end]}>"
         self.at = start
         if self.tokenize is None:
-            raise self._error(f"{text} needs a vocabulary; write the id, <[1000]>")
+            raise self._error(f"{text!r} needs a vocabulary; write the id, <[1000]>")
         ids = self.tokenize(text)
         if len(ids) != 1:
-            raise self._error(f"{text} is {len(ids)} tokens of this vocabulary, not one; write an id, <[1000]>")
+            raise self._error(f"{text!r} is {len(ids)} tokens of this vocabulary, not one; write an id, <[1000]>")
         self.at = end + 1
         return Token(ids[0], negated)
 

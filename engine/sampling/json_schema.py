@@ -113,7 +113,7 @@ def json_to_gbnf() -> str:
 
 
 def _error(path: str, what: str) -> EngineError:
-    return EngineError(f"JSON schema, {path[:200]}: {what}")
+    return EngineError(f"JSON schema, {repr(path[:200])[1:-1]}: {what}")  # names may hold ends of lines
 
 
 class _Normal:

@@ -7,6 +7,7 @@ So a seed means the same stream here as there: `std::mt19937`, `std::uniform_rea
 from __future__ import annotations
 
 import secrets
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,7 @@ class Stream:
 
     def clone(self) -> Stream:
         """A stream that goes on with the same numbers."""
-        other = Stream(self.seed)
-        other.used = self.used
-        other._bits.state = self._bits.state
-        return other
+        return deepcopy(self)
 
     def bits(self) -> int:
         """32 random bits."""

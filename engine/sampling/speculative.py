@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from engine.errors import EngineError
+from engine.sampling.chain import Chain
 from engine.sampling.rng import Stream
 
 
@@ -41,6 +42,23 @@ def verify_by_rejection(p: np.ndarray, q: np.ndarray, draft: Sequence[int], stre
         if stream.uniform() * q[i, token] >= p[i, token]:
             return i, [*draft[:i], stream.choice(residual(p[i], q[i]))]
     return n, [*draft, stream.choice(p[n])]
+
+
+def target_distributions(chain: Chain, logits: np.ndarray, draft: Sequence[int]) -> np.ndarray:
+    """`p` for `verify_by_rejection`: what a chain makes of the target's logits [n + 1, n_vocab] along a draft.
+
+    The chain itself does not move (it is told the tokens that were kept, by `accept`); only its random numbers are
+    used up. Behind a drafted token that the chain excludes the rows are zero: they are not looked at.
+    """
+    p = np.zeros(logits.shape)
+    twin = chain.fork()
+    for i, row in enumerate(logits):
+        p[i] = twin.distribution(row)
+        if i < len(draft):
+            if p[i, draft[i]] == 0:
+                break
+            twin.accept(draft[i])
+    return p
 
 
 def verify_by_matching(

@@ -24,6 +24,14 @@ def verify(
     imatrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Importance matrix that was used.", show_default=False)
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Recipe or preset that must give the types; by default the one that the file holds, if it does.",
+            show_default=False,
+        ),
+    ] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -36,14 +44,14 @@ def verify(
     from gguftools.toolbox.verify import verify as run
 
     with progress("verifying", file.stat().st_size if file.is_file() else 0) as advance:
-        found = run(file, base, imatrix, threads, advance)
+        found = run(file, base, imatrix, threads, advance, recipe)
     if json:
         report.print_json(found.summary())
     else:
         rows = [
             (
                 t.name,
-                t.type,
+                f"{t.type}, not {t.wanted}" if t.wanted else t.type,
                 t.verdict,
                 t.differing,
                 t.blocks,
@@ -65,6 +73,10 @@ def verify(
             )
         if found.keys:
             report.write(f"{len(found.keys):,} keys differ: {report.plain(', '.join(found.keys[:6]))}")
+        if found.recipe:
+            odd = sum(bool(t.wanted) for t in found.tensors)
+            said = f"{odd:,} tensors have another type than the recipe" if odd else "types are those of the recipe"
+            report.write(f"{said} {report.plain(found.recipe)}")
         ratio = max((t.ratio for t in found.tensors), default=0.0)
         said = _SAID[found.verdict].format(base=report.plain(str(base)), ratio=ratio)
         report.write(f"{report.plain(str(file))} {said}")

@@ -24,7 +24,7 @@ MAX_CARD = 1 << 20  # bytes of README.md that are looked at
 Pair = tuple[str, Any]  # key, value
 
 #: key -> names in generation_config.json
-_SAMPLING = {
+SAMPLING = {
     "general.sampling.sequence": ("sequence",),
     "general.sampling.top_k": ("top_k",),
     "general.sampling.top_p": ("top_p",),
@@ -79,7 +79,7 @@ _LISTS = {"general.tags": ("tags", "pipeline_tag"), "general.languages": ("langu
 def sampling(generation_config: Mapping[str, Any]) -> list[Pair]:
     """Keys of the recommended sampling. Raises GGUFError for a setting that is no number."""
     pairs = []
-    for key, names in _SAMPLING.items():
+    for key, names in SAMPLING.items():
         name = next((n for n in names if generation_config.get(n) is not None), None)
         if name is None:
             continue

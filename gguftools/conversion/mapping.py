@@ -3,6 +3,7 @@ silently: a tensor without a place, a place without its tensor, and rows that no
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 
 from engine.errors import EngineError
 from engine.models.arch import Arch, Hparams, TensorRow
-from engine.models.steps import Take
-from gguftools.conversion.transforms import Rows, apply, rows_of_array, stacked
+from engine.models.steps import Step, Take, Transpose
+from gguftools.conversion.transforms import Rows, apply, rows_of, rows_of_array, stacked, transposed
 from gguftools.errors import GGUFError
+from gguftools.safetensors import SafetensorView
 
 #: tensors that are no weights, in whatever family
 _SKIPPED = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
@@ -36,6 +38,7 @@ def mapped(
     untied = config.get("tie_word_embeddings") is False
     found = _made(arch, config, h)
     placed: list[tuple[int, str, Rows]] = []
+    missing: dict[str, str] = {}
     for row in arch.tensors:
         if not any(row.sources):
             continue
@@ -45,16 +48,41 @@ def mapped(
             if rows is not None:
                 placed.append((finder.place, name, finder.changed(row, rows, i)))
             elif not row.optional or (name == "output.weight" and untied):
-                missing = row.sources[0].replace("{e}", "0").format(i=i)
-                raise GGUFError(f"{folder}: tensor '{missing}' is missing; download the model again")
+                missing.setdefault(name, row.sources[0].replace("{e}", "0").format(i=i))
+    for name in missing.keys() - {name for _, name, _ in placed}:  # a name may have several rows, for several forms
+        raise GGUFError(f"{folder}: tensor '{missing[name]}' is missing; download the model again")
     finder.check_all_used()
     placed.sort(key=lambda entry: entry[0])
     return found | {name: rows for _, name, rows in placed}
 
 
+def numbers(views: Mapping[str, SafetensorView], arch: Arch) -> dict[str, list[float]]:
+    """Field -> values of the parameters that a checkpoint has as tensors of one number, one a layer.
+
+    Raises GGUFError for one that is no number.
+    """
+    found = {}
+    for row in arch.rows:
+        values: list[float] = []
+        while row.source and (view := views.get(row.source.format(i=len(values)))) is not None:
+            rows = rows_of(view)
+            if rows.n_rows * rows.n != 1:
+                raise GGUFError(f"{view.path}: tensor '{view.name}' has shape {list(view.shape)}, expected one number")
+            values.append(float(rows.read(0, 1)[0, 0]))
+        if values:
+            found[row.field] = values
+    return found
+
+
 def is_skipped(name: str, arch: Arch) -> bool:
     """Whether a tensor of a checkpoint is none of the model's weights, or left out on purpose."""
     return name.endswith(_SKIPPED) or any(name.startswith(p) or name.endswith(p) for p in arch.ignored)
+
+
+def _is_beyond(name: str, arch: Arch, h: Hparams) -> bool:
+    """Whether a tensor is of a layer behind the last, where the family leaves these out."""
+    number = name.removeprefix(arch.beyond).split(".", 1)[0] if arch.beyond and name.startswith(arch.beyond) else ""
+    return number.isdecimal() and int(number) >= h.n_layer
 
 
 def _made(arch: Arch, config: Mapping[str, Any], h: Hparams) -> dict[str, Rows]:
@@ -80,7 +108,7 @@ class _Finder:
     def __init__(self, folder: Path, tensors: Mapping[str, Rows], arch: Arch, h: Hparams):
         self._folder, self._tensors, self._arch, self._h = folder, tensors, arch, h
         self._order = {name: n for n, name in enumerate(tensors)}
-        self._unused = {name: None for name in tensors if not is_skipped(name, arch)}
+        self._unused = {name: None for name in tensors if not is_skipped(name, arch) and not _is_beyond(name, arch, h)}
         self._taken: dict[str, np.ndarray] = {}  # rows of sources of which tensors take parts
         self._experts = _expert_names(tensors)
         self.place = 0  # of the last source of what was found, in the order of the checkpoint
@@ -118,14 +146,25 @@ class _Finder:
                     f"{self._folder}: tensor '{rows.name}' has shape {rows.shape}, config.json implies {shape}"
                 )
             return rows
-        self._note(row, rows, i)
+        steps = row.steps
+        if isinstance(steps[0], (Take, Transpose)) and math.prod(shape) > rows.n_rows * rows.n:
+            raise GGUFError(f"{self._folder}: tensor '{rows.name}' has shape {rows.shape}, config.json implies {shape}")
         try:
-            return apply(row.steps, rows, shape, self._h, i)
+            if isinstance(steps[0], Transpose):
+                rows, steps = self._turned(rows, steps[0], i), steps[1:]
+            self._note(steps, rows, i)
+            return apply(steps, rows, shape, self._h, i)
         except GGUFError as error:
             raise GGUFError(f"{self._folder}: {error}; config.json implies {list(shape)}") from None
 
-    def _note(self, row: TensorRow, rows: Rows, i: int) -> None:
-        step = row.steps[0]
+    def _turned(self, rows: Rows, step: Transpose, i: int) -> Rows:
+        try:
+            return transposed(rows, step.shape(self._h, i))
+        except ValueError as error:
+            raise GGUFError(f"tensor '{rows.name}' of shape {list(rows.shape)} {error}") from None
+
+    def _note(self, steps: tuple[Step, ...], rows: Rows, i: int) -> None:
+        step = steps[0] if steps else None
         if not isinstance(step, Take) or step.drops:
             self._taken[rows.name] = np.ones(rows.n_rows, bool)
             return

@@ -16,8 +16,10 @@ from typing import Any
 from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
 from gguftools.conversion.hf import check_handled, load_json, normalize, read_hparams
-from gguftools.conversion.mapping import is_skipped, mapped
+from gguftools.conversion.layouts import text_class, text_views
+from gguftools.conversion.mapping import is_skipped, mapped, numbers
 from gguftools.conversion.names import ModelName, file_name
+from gguftools.conversion.sentence import sentence_settings
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
@@ -195,13 +197,14 @@ def plan(
     if outtype != "auto" and outtype.lower() not in OUTTYPES:
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
-    arch = arch_of_config(written)
-    config = normalize(written)
+    arch = arch_of_config(text_class(written))
+    config = {**normalize(written), **sentence_settings(folder)}
     check_handled(written, config, arch)
-    h, common, own = read_hparams(config, arch)
     checkpoint = open_checkpoint(folder)
-    views = [view for view in _in_order(checkpoint) if not is_skipped(view.name, arch)]
-    tensors = mapped(folder, logical(views, config), arch, config, h)
+    views = list(text_views(folder, _in_order(checkpoint)))
+    h, common, own = read_hparams({**config, **numbers({view.name: view for view in views}, arch)}, arch)
+    views = [view for view in views if not is_skipped(view.name, arch)]
+    tensors = mapped(folder, logical(views, config, folder), arch, config, h)
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]
     items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]

@@ -105,10 +105,16 @@ def padded(by_id: Mapping[int, str], size: int) -> tuple[list[str], list[int]]:
 
 
 def library_tokenizer(path: Path) -> Any:
-    """The tokenizer that the `tokenizers` library makes of a file. Raises GGUFError if it refuses."""
+    """The tokenizer that the `tokenizers` library makes of a file, for texts of any length: some files pad and cut.
+
+    Raises GGUFError if it refuses.
+    """
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        library = Tokenizer.from_file(str(path))
+        library.no_padding()
+        library.no_truncation()
+        return library
     except Exception as error:  # the library raises nothing more special
         raise GGUFError(f"{path}: is refused by the tokenizers library: {str(error).splitlines()[0]}") from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.models.arch import Hparams
-from engine.models.steps import Map, Step, Take, Whole
+from engine.models.steps import Map, Step, Take, Transpose, Whole
 from gguftools.errors import GGUFError
 from gguftools.safetensors import SafetensorView
 from quant.formats import FORMATS
@@ -90,6 +90,8 @@ def apply(steps: tuple[Step, ...], rows: Rows, shape: tuple[int, ...], h: Hparam
                 rows = _taken(rows, step.rows(h, i))
             elif isinstance(step, Map):
                 rows = _mapped(rows, step)
+            elif isinstance(step, Transpose):
+                rows = transposed(rows, step.shape(h, i))
             elif isinstance(step, Whole):
                 rows = _whole(rows, step, shape, h, i)
         return _reshaped(rows, shape)
@@ -116,6 +118,29 @@ def _mapped(rows: Rows, step: Map) -> Rows:
         return step.values(rows.read(lo, hi, 1)).astype(np.float32, copy=False)
 
     return Rows(rows.name, "F32", rows.shape, fetch)
+
+
+def transposed(rows: Rows, shape: tuple[int, int, int]) -> Rows:
+    """The tensor, seen in `shape`, with its last two axes exchanged; one of a block format as it is.
+
+    Raises ValueError if it has another shape.
+    """
+    if rows.dtype not in SOURCE_TYPES:
+        return rows
+    if len(rows.shape) == 3 and rows.shape != shape:
+        raise ValueError(f"is not {list(shape)}")
+    source = _reshaped(rows, shape)
+    n_old, n_new = shape[1:]
+
+    def at(order: np.ndarray) -> np.ndarray:
+        matrix, row = order // n_new, order % n_new
+        found = np.empty((len(order), n_old), source.fetch(0, 0).dtype)
+        for m in np.unique(matrix):
+            found[matrix == m] = source.fetch(m * n_old, (m + 1) * n_old)[:, row[matrix == m]].T
+        return found
+
+    new = (shape[0], n_new, n_old)
+    return Rows(rows.name, rows.dtype, new, lambda lo, hi: at(np.arange(lo, hi)), at)
 
 
 def _reshaped(rows: Rows, shape: tuple[int, ...]) -> Rows:

@@ -1,7 +1,7 @@
 """Does a quantized file derive from a base? Each tensor of the base is quantized again, to the type that it has in the
-file, and the bytes are compared. Where they differ, the distance of every block from the base is set against that of
-our own quantization: a block that another search chose lies about as far; one that was tampered with, or comes from
-another model, does not.
+file (a recipe says which it should have), and the bytes are compared. Where they differ, the distance of every block
+from the base is set against that of our own quantization: a block that another search chose lies about as far; one that
+was tampered with, or comes from another model, does not.
 """
 
 from __future__ import annotations
@@ -14,21 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from gguftools.errors import GGUFError
+from gguftools.errors import GGUFError, naming
 from gguftools.gguf import TensorView
 from gguftools.imatrix_file import read_imatrix
 from gguftools.quantize_file import convert_tensor
+from gguftools.quantizing.importance import Importance, resolve
+from gguftools.quantizing.prepare import OURS, RECIPE
+from gguftools.quantizing.source import of_view
+from gguftools.recipe_file import load_recipe, preset_recipe
 from gguftools.toolbox.copying import Progress
 from gguftools.toolbox.shards import Model, open_set
 from gguftools.toolbox.weights import ROWS, block_rows, row_bytes, rows_of_view
-from quant.imatrix import IMatrix
+from quant.format import Format
+from quant.mixes import TensorInfo, plan
+from quant.recipes import Recipe, read_recipe
 
 #: a block may be so many times farther from the base than ours, and still be a rounding of it
 FAR = 3.0
 
 #: keys that quantization sets or drops
 _OWN_KEYS = ("general.file_type", "general.quantization_version")
-_OWN_PREFIXES = ("quantize.", "split.")
+_OWN_PREFIXES = ("quantize.", "split.", OURS)
+_IMPORTANCE = "quantize.imatrix.entries_count"  # the file was made with an importance matrix
 
 
 @dataclass(frozen=True)
@@ -36,9 +43,10 @@ class TensorVerdict:
     """One tensor of the file.
 
     verdict: `identical` (to the byte), `close` (no block is more than FAR times as far from the base as ours), `far`,
-    `missing` (in the base), `shape`, or `unknown` (a type that cannot be computed with); blocks, differing: numbers of
-    blocks; distance, ours: largest root mean square difference of a differing block from the base, and of ours there;
-    ratio: largest of the ratios of these two; block: where that is, counted through all rows.
+    `missing` (in the base), `shape`, `type` (the recipe gives it another: `wanted`), or `unknown` (a type that cannot
+    be computed with); blocks, differing: numbers of blocks; distance, ours: largest root mean square difference of a
+    differing block from the base, and of ours there; ratio: largest of the ratios of these two; block: where that is,
+    counted through all rows.
     """
 
     name: str
@@ -50,18 +58,21 @@ class TensorVerdict:
     ours: float = 0.0
     ratio: float = 0.0
     block: int | None = None
+    wanted: str = ""
 
 
 @dataclass(frozen=True)
 class Verification:
     """verdict: `identical` if the weights derive from the base to the byte, `close`, or `different`; keys: those whose
-    values differ, but for what quantization itself sets; lost: tensors of the base that the file lacks."""
+    values differ, but for what quantization itself sets; lost: tensors of the base that the file lacks; recipe: name of
+    the recipe whose types the tensors were held against, "" for none."""
 
     file: Path
     base: Path
     tensors: tuple[TensorVerdict, ...]
     keys: tuple[str, ...]
     lost: tuple[str, ...]
+    recipe: str = ""
 
     @property
     def verdict(self) -> str:
@@ -75,6 +86,7 @@ class Verification:
             "file": str(self.file),
             "base": str(self.base),
             "verdict": self.verdict,
+            "recipe": self.recipe,
             "keys": list(self.keys),
             "lost": list(self.lost),
             "tensors": [asdict(t) for t in self.tensors],
@@ -87,10 +99,12 @@ def verify(
     imatrix: str | os.PathLike | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    recipe: str | os.PathLike | Recipe | None = None,
 ) -> Verification:
-    """Compare a quantized model with the base that it is said to be made from; types are those of the file.
+    """Compare a quantized model with the base that it is said to be made from.
 
-    imatrix: the importance matrix that was used; progress: called with bytes of the file.
+    imatrix: the importance matrix that was used; progress: called with bytes of the file; recipe: a preset or recipe
+    that must give the tensors the types that they have; None takes the one that the file holds, if it does.
 
     >>> import gguftools
     >>> gguftools.verify(gguftools.demo_model(), gguftools.demo_model()).verdict
@@ -98,15 +112,39 @@ def verify(
 
     Raises GGUFError and QuantError for files that cannot be read, or an importance matrix of another model.
     """
-    importance = read_imatrix(imatrix) if imatrix is not None else None
     with open_set(file) as made, open_set(base) as source:
+        importance = None
+        if imatrix is not None:
+            views = [of_view(view) for view in source.tensors.values()]
+            importance = resolve(Path(imatrix), read_imatrix(imatrix), views)
+        told = _recipe(made, recipe)
+        wanted = _types(made, source, told, importance is not None) if told is not None else {}
         found = []
         for view in made.tensors.values():
-            found.append(_verify(view, source.tensors.get(view.name), importance, threads))
+            found.append(_verify(view, source.tensors.get(view.name), importance, threads, wanted.get(view.name)))
             if progress is not None:
                 progress(view.nbytes)
         lost = tuple(name for name in source.tensors if name not in made.tensors)
-        return Verification(Path(file), Path(base), tuple(found), _keys(made, source), lost)
+        name = "" if told is None else told.name
+        return Verification(Path(file), Path(base), tuple(found), _keys(made, source), lost, name)
+
+
+def _recipe(made: Model, recipe: str | os.PathLike | Recipe | None) -> Recipe | None:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe is not None:
+        return load_recipe(recipe)
+    told = made.metadata.get(RECIPE)
+    return read_recipe(told, f"{made.path}: {RECIPE}", preset_recipe) if isinstance(told, str) else None
+
+
+def _types(made: Model, source: Model, recipe: Recipe, has_importance: bool) -> dict[str, Format]:
+    """Name -> type that the recipe gives to a tensor of the base. Of the keys those of the file count: they may have
+    been set when it was made."""
+    tensors = [TensorInfo(view.name, view.shape, view.format) for view in source.tensors.values()]
+    with naming(source.path):
+        choices = plan(tensors, made.metadata, recipe, has_importance or _IMPORTANCE in made.metadata)
+    return {choice.name: choice.target for choice in choices}
 
 
 def _keys(made: Model, source: Model) -> tuple[str, ...]:
@@ -124,7 +162,7 @@ def _raw(model: Model, key: str) -> tuple[int, bytes] | None:
 
 
 def _verify(
-    view: TensorView, base: TensorView | None, importance: IMatrix | None, threads: int | None
+    view: TensorView, base: TensorView | None, importance: Importance | None, threads: int | None, wanted: Format | None
 ) -> TensorVerdict:
     name, fmt = view.name, view.format
     if base is None:
@@ -132,6 +170,8 @@ def _verify(
     if base.shape != view.shape:
         return TensorVerdict(name, fmt.name, "shape")
     n_blocks = view.nbytes // fmt.type_size
+    if wanted is not None and wanted is not fmt:
+        return TensorVerdict(name, fmt.name, "type", n_blocks, wanted=wanted.name)
     if base.format is fmt and np.array_equal(base.data, view.data):
         return TensorVerdict(name, fmt.name, "identical", n_blocks)
     if fmt.module is None or base.format.module is None:
@@ -139,15 +179,16 @@ def _verify(
     return _measure(view, base, importance, threads)
 
 
-def _measure(view: TensorView, base: TensorView, importance: IMatrix | None, threads: int | None) -> TensorVerdict:
+def _measure(view: TensorView, base: TensorView, importance: Importance | None, threads: int | None) -> TensorVerdict:
     fmt = view.format
-    if importance is None and fmt.kernels.quantize is None:
+    find = None if importance is None else importance.of(view.name)
+    if find is None and fmt.kernels.quantize is None:
         raise GGUFError(f"{view.name}: {fmt} is made with an importance matrix; give the one that was used (--imatrix)")
     n = view.ne[0] if view.ne else 1
     size = row_bytes(fmt, n)
     differing, distance, own, ratio, worst = 0, 0.0, 0.0, 0.0, None
     row = 0
-    for piece in convert_tensor(base, fmt, importance, threads):
+    for piece in convert_tensor(base, fmt, None if find is None else find(), threads):
         ours = piece.reshape(-1).view(np.uint8).reshape(-1, size)
         theirs = block_rows(view, row, row + len(ours))
         for lo in range(0, len(ours), max(1, ROWS // max(1, n))):

@@ -224,6 +224,15 @@ CASES |= {
         c, (16, 70, 4, 2), (16, 300, 2, 2), (16, 300, 2, 2), mask=c.mask(300, 72, 1, 2, format=F16)
     ),
     "attention alibi": lambda c: attention(c, (16, 9, 6), (16, 20, 2), (16, 20, 2), mask=c.mask(20, 9), max_bias=8.0),
+    "attention few": lambda c: attention(
+        c, (32, 2, 6, 2), (32, 600, 2, 2), (16, 600, 2, 2), mask=c.mask(600, 2, 1, 2), sinks=c.floats(6), softcap=2.0
+    ),
+    "attention few alibi": lambda c: attention(
+        c, (16, 3, 6), (16, 20, 2), (16, 20, 2), mask=c.mask(20, 3, 6), max_bias=8.0
+    ),
+    "attention few halves": lambda c: ops.attention(
+        c.ctx, c.floats(32, 1, 4), c.halves(32, 300, 2), c.halves(32, 300, 2), 0.25, c.mask(300, 1, format=F16)
+    ),
     "attention everything": lambda c: attention(
         c, (16, 9, 4), (16, 600, 2), (16, 600, 2), mask=c.mask(600, 9), sinks=c.floats(4), softcap=2.0
     ),

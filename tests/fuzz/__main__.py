@@ -33,7 +33,7 @@ def main() -> int:
         atheris = None
     guided = atheris is not None and not options.random
     if guided:
-        with atheris.instrument_imports(include=["gguftools", "engine", "json"]):
+        with atheris.instrument_imports(include=["gguftools", "engine", "quant.recipes", "json", "tomllib"]):
             from tests.fuzz.targets import TARGETS
     else:
         from tests.fuzz.targets import TARGETS

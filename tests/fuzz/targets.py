@@ -22,10 +22,14 @@ from engine.tokenizer import from_metadata
 from gguftools.errors import GGUFError
 from gguftools.gguf import GGUF, Writer
 from gguftools.imatrix_file import read_imatrix, write_imatrix
+from gguftools.logits_file import LogitsFile, LogitsWriter
+from gguftools.recipe_file import load_recipe
 from gguftools.safetensors import SafetensorsFile
 from gguftools.toolbox.check import check
 from quant.errors import QuantError
 from quant.imatrix import IMatrix
+from quant.mixes import TensorInfo, plan
+from quant.recipes import write_recipe
 
 REFUSALS = (GGUFError, EngineError, QuantError)
 CORPUS = Path(__file__).parent / "corpus"
@@ -94,6 +98,34 @@ def _tokenizer(path: Path) -> None:
         tokenizer = from_metadata(f.metadata)
     ids = tokenizer.tokenize("Hello, wörld 123\n", add_special=True, parse_special=True)
     tokenizer.detokenize(ids, special=True)
+
+
+_TENSORS = [
+    TensorInfo(name, shape, "F16")
+    for name, shape in (
+        ("token_embd.weight", (64, 256)),
+        ("blk.0.attn_v.weight", (64, 256)),
+        ("blk.1.ffn_down_exps.weight", (4, 64, 96)),
+        ("output.weight", (64, 256)),
+    )
+]
+
+
+def _recipe(path: Path) -> None:
+    recipe = load_recipe(path)
+    again = path.with_name("again.toml")
+    again.write_text(write_recipe(recipe), encoding="utf-8")
+    assert load_recipe(again) == recipe
+    for choice in plan(_TENSORS, {"general.architecture": "llama"}, recipe):
+        assert choice.n_bytes > 0
+
+
+def _logits(path: Path) -> None:
+    found = LogitsFile(path)
+    n = found.n_chunks * (found.n_ctx - 1 - found.n_ctx // 2)
+    for lo in range(0, n, 64):
+        rows = found.rows(lo, min(lo + 64, n))
+        assert rows.shape == (min(64, n - lo), found.n_vocab)
 
 
 _WORDS = ("a", "ab", '{"', '"', "é", "\n", "1", "<", ' ": [', "aaaaaaaaaaaaaaaa")
@@ -238,12 +270,59 @@ def _check_seeds(folder: Path) -> None:
         w.write("rope_freqs.weight", np.ones(8, np.float32))
 
 
+def _recipe_seeds(folder: Path) -> None:
+    """Every key and every condition."""
+    (folder / "base.toml").write_text(
+        """name = "a"
+description = "b"
+base = "Q4_K"
+embeddings = "Q8_0"
+output = "COPY"
+file_type = 15
+fallback = { Q4_K = "IQ4_NL" }
+needs_importance = ["Q2_K"]
+[[rule]]
+name = "attn_(v|k)"
+roles = ["attn_v", "head"]
+arch = ["llama"]
+blocks = "0-3, first 1/8, last 2, middle 6/8, more, 30-"
+layers = "more"
+counted = "first 2"
+type = "Q6_K"
+exact = true
+counts = false
+required = true
+[[rule]]
+experts = ">=4"
+gqa = 4
+rows = "<=64"
+columns = ">32"
+stacked = true
+fits = false
+is_70b = false
+importance = true
+type = ""
+"""
+    )
+    (folder / "extends.toml").write_text('extends = "Q4_K_M"\nfallback = "error"\n[[rule]]\ntype = "Q5_K"\n')
+
+
+def _logits_seeds(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for n_ctx, n_vocab, n_chunks in ((4, 1, 1), (8, 31, 2)):
+        with LogitsWriter(folder / f"{n_vocab}.logits") as w:
+            w.begin(rng.integers(0, n_vocab, (n_chunks, n_ctx)).astype(np.int32), n_vocab)
+            w.write(rng.standard_normal((n_chunks * (n_ctx - 1 - n_ctx // 2), n_vocab)).astype(np.float32))
+
+
 TARGETS = {
     "gguf": Target(_gguf, _gguf_seeds),
     "check": Target(_check, _check_seeds),
     "safetensors": Target(_safetensors, _safetensors_seeds),
     "imatrix": Target(_imatrix, _imatrix_seeds),
     "tokenizer": Target(_tokenizer, _tokenizer_seeds),
+    "recipe": Target(_recipe, _recipe_seeds),
+    "logits": Target(_logits, _logits_seeds),
     "gbnf": Target(_gbnf, _gbnf_seeds),
     "json_schema": Target(_json_schema, _json_schema_seeds),
 }

@@ -305,7 +305,7 @@ REFUSED = {
     ),
     "activation": ({"config": {"hidden_act": "gelu"}}, "'hidden_act' is 'gelu'"),
     "rope": ({"config": {"rope_scaling": {"type": "dynamic", "factor": 4.0}}}, "'rope_scaling.type' is 'dynamic'"),
-    "quantized": ({"config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+    "quantized": ({"config": {"quantization_config": {"quant_method": "exl3"}}}, "exl3"),
     "class": ({"config": {"architectures": ["FooForCausalLM"]}}, "FooForCausalLM.*LlamaForCausalLM"),
     "no size": ({"config": {"hidden_size": None}}, "hidden_size"),
     "size is text": ({"config": {"hidden_size": "64"}}, "'hidden_size' is '64'"),

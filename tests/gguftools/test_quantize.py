@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import gguftools
+from engine.models import ARCHS
 from gguftools import Settings
 from gguftools.cli import main
 from gguftools.errors import GGUFError
@@ -744,7 +745,12 @@ def test_more_than_2_31_weights(tmp_path, capsys):
 
 # --- straight from safetensors ----------------------------------------------------------------------------------------
 
-ARCHS = SHARED / "golden" / "arch"
+FOLDERS = [p for place in (SHARED / "golden" / "arch", DATA / "families") for p in place.glob("*/config.json")]
+FAMILIES = [
+    path.parent
+    for path in sorted(FOLDERS)
+    if any(n in arch.hf_names for arch in ARCHS.values() for n in json.loads(path.read_text())["architectures"])
+]
 
 
 @pytest.mark.parametrize(
@@ -763,14 +769,12 @@ def test_folder_equals_two_steps(tiny_folder, tmp_path, preset, how):
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3-rope"])
-def test_other_folders_equal_two_steps(tmp_path, name):
-    """Heads that are interleaved, tensors that the config alone makes."""
-    if not (ARCHS / name).is_dir():
-        pytest.skip(f"{ARCHS / name} is not there")
-    gguftools.convert(ARCHS / name, tmp_path / "auto.gguf", "auto")
-    run(tmp_path / "auto.gguf", tmp_path / "two.gguf", "Q4_0")
-    run(ARCHS / name, tmp_path / "one.gguf", "Q4_0")
+@pytest.mark.parametrize("folder", FAMILIES, ids=lambda path: path.name)
+def test_other_folders_equal_two_steps(tmp_path, folder):
+    """Heads that are interleaved, experts that are stacked, tensors that the config alone makes: every family."""
+    gguftools.convert(folder, tmp_path / "auto.gguf", "auto")
+    run(tmp_path / "auto.gguf", tmp_path / "two.gguf", "Q4_K_M")
+    run(folder, tmp_path / "one.gguf", "Q4_K_M")
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
 
 

@@ -172,9 +172,9 @@ def test_loose_files_without_index(tmp_path):
 FOLDERS = {
     "empty folder": ({}, None, "holds no"),
     "duplicates without index": (
-        {"consolidated.safetensors": ["a"], "model.safetensors": ["a"]},
+        {"extra.safetensors": ["a"], "model.safetensors": ["a"]},
         None,
-        "'a' is both in consolidated.safetensors and in model.safetensors",
+        "'a' is both in extra.safetensors and in model.safetensors",
     ),
     "shards and the whole": ({**PARTS, "model.safetensors": ["a"]}, None, f"both in {ONE} and in model.safetensors"),
     "missing part": ({ONE: ["a", "b"]}, INDEX, f"files that are missing: {TWO}"),

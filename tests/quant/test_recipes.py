@@ -207,6 +207,19 @@ def test_recipe_of_nothing_to_quantize():
 
 
 def test_texts_of_all_kinds_survive():
-    name = 'quotes " and \\ and \n and \t and é and \x07 and \U0001f600'
-    recipe = Recipe(name, "Q4_K", (Rule("Q6_K", (("name", r"a'\d\"$"),)),), description=name)
+    text = 'quotes " and \\ and \n and \t and é and \x07 and \U0001f600'
+    recipe = Recipe('a "name" é', "Q4_K", (Rule("Q6_K", (("name", r"a'\d\"$"),)),), description=text)
     assert read(write_recipe(recipe)) == recipe
+
+
+@pytest.mark.parametrize("text", ['extends = """M]\nty"""', 'base = "Q4\\u0007"', 'base = "Q4_K"\n"a\\nb" = 1'])
+def test_messages_are_one_line(text):
+    with pytest.raises(QuantError) as raised:
+        read(text)
+    assert str(raised.value).isprintable()
+
+
+def test_names_are_one_line():
+    recipe = read('name = """a\nb"""\nbase = "Q4_K"\n[[rule]]\nname = "x\\ny"\ntype = "Q6_K"')
+    assert recipe.name == r"a\nb"
+    assert recipe.rules[0].describe() == r"name 'x\ny'"

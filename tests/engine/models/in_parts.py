@@ -61,13 +61,13 @@ class Remembered:
         self.kept[key].flags |= Flag.OUTPUT
 
 
-def run_part(session, tokens, first, past):
+def run_part(session, tokens, first, past, n_ctx):
     """Hidden states [n_seq, n, n_embd] of tokens [n_seq, n] at positions `first` and later, and what is left of them
-    and of `past` for the next part."""
+    and of `past` for the next part. n_ctx: tokens of all parts."""
     n_seq, n = tokens.shape
     ctx = Context(64 << 20)
     memory = Remembered(n_seq, dict(past))
-    b = Build(ctx, session.arch, session.hparams, session.weights, memory)
+    b = Build(ctx, session.arch, session.hparams, session.weights, memory, n_ctx=n_ctx)
     b.tokens, b.positions = (ctx.tensor(I32, n_seq * n) for _ in range(2))
     b.tokens.flags |= Flag.INPUT
     b.positions.flags |= Flag.INPUT

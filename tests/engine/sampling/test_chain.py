@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.sampling import Chain, GrammarMatcher, Params, TokenTexts, samplers_from_letters, samplers_from_names
+from engine.sampling import (
+    Chain,
+    GrammarMatcher,
+    Params,
+    TokenTexts,
+    recommended,
+    samplers_from_letters,
+    samplers_from_names,
+)
 from engine.sampling.chain import TABLE
 from engine.sampling.params import DEFAULT_ORDER
 
@@ -184,3 +192,31 @@ def test_grammar_in_a_chain():
             chain.accept(2)
     p = chain.distribution(np.zeros(5, np.float32))
     assert p.tolist() == [0, 0.5, 0, 0.5, 0]
+
+
+def test_what_a_model_recommends():
+    metadata = {
+        "general.sampling.sequence": "top_k;temperature",
+        "general.sampling.top_k": 20,
+        "general.sampling.temp": 0.6,
+        "general.sampling.penalty_last_n": 32,
+        "general.sampling.penalty_repeat": 1.05,
+        "general.architecture": "llama",
+    }
+    params = recommended(metadata, temp=0.1)
+    assert params == Params(
+        samplers=("top_k", "temperature"), top_k=20, temp=0.1, repeat_last_n=32, repeat_penalty=1.05
+    )
+    assert recommended({}, seed=4) == Params(seed=4)
+    with pytest.raises(EngineError, match=r"key 'general.sampling.top_k' is 'x', expected a number"):
+        recommended({"general.sampling.top_k": "x"})
+    with pytest.raises(EngineError, match="mirostat is 9"):
+        recommended({"general.sampling.mirostat": 9})
+
+
+def test_forks_draw_from_one_stream():
+    chain = Chain.of(Params(seed=5, top_k=0, top_p=1, min_p=0))
+    apart = [chain.fork().sample(logits()) for _ in range(6)]
+    chain.reset()
+    assert [chain.sample(logits()) for _ in range(6)] == apart
+    assert len(set(apart)) > 1

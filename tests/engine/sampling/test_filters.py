@@ -83,8 +83,12 @@ def test_dynamic_temperature(exponent):
     filters.dynamic_temperature(c, 0.8, 0.5, exponent)
     filters.temperature(plain, 0.3 + 1.0 * share)
     np.testing.assert_allclose(c.logits, plain.logits, rtol=1e-5)
+    c = of(0.9, 0.1)
+    filters.dynamic_temperature(c, 0.5, 1.0, exponent)  # from 0 to 1.5, not from -0.5
+    share = (-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)) ** exponent
+    np.testing.assert_allclose(c.logits, np.log([0.9, 0.1]) / (1.5 * share), rtol=1e-5)
     c = of(0.5, 0.5)
-    filters.dynamic_temperature(c, 0.5, 1.0, 1.0)  # highest entropy: t = 1.5; the lowest would be 0, not below
+    filters.dynamic_temperature(c, 0.5, 1.0, 1.0)  # highest entropy: 1.5
     np.testing.assert_allclose(c.logits, np.log(0.5) / 1.5, rtol=1e-5)
 
 

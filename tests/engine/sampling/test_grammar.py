@@ -102,7 +102,9 @@ def test_tokens_by_name_and_id():
     assert matcher.mask().tolist() == [True, False, False, False]
     matcher.accept(0)
     assert matcher.mask().tolist() == [False, False, False, True]
-    # a token that ends a text can be named, too
+    # a token that ends a text is not among "any but", but can be named
+    matcher = GrammarMatcher.of("root ::= !<t>", texts)
+    assert matcher.mask().tolist() == [matcher.allows(i) for i in range(4)] == [True, False, True, False]
     matcher = GrammarMatcher.of('root ::= <[3]> "a"', texts)
     assert matcher.mask().tolist() == [False, False, False, True]
     matcher.accept(3)

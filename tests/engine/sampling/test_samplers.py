@@ -161,6 +161,7 @@ def test_dry_stops_at_breakers():
     assert since_breaker([1, 2, 3, 4], {2: {(3,)}}) == 1
     assert since_breaker([1, 2, 3, 4], {2: {(4,)}}) == 4
     assert since_breaker([1, 2], {2: {(), (3,)}}) == 0
+    assert since_breaker([1, 2, 3], {2: {(), (3,)}}) == 0
     sampler = Dry(1.0, 2.0, 1, 64, {9: {()}})
     for token in (1, 2, 9, 3, 4, 1, 2, 9):
         sampler.accept(token)
@@ -247,6 +248,11 @@ def test_adaptive_p_by_hand():
     assert sampler.total == 1 + 0.5 * 2
     sampler.accept(0)  # a token that was not chosen here teaches nothing
     assert sampler.total == 2
+    c = Candidates(LOG)
+    sampler.apply(c)
+    weighted = sampler.weighted
+    sampler.accept((c.token + 1) % 4)
+    assert sampler.weighted == weighted
     sampler.reset()
     assert sampler.weighted == pytest.approx(0.6)
 

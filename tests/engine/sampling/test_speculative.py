@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.sampling import Chain, Params
+from engine.sampling import Chain, GrammarMatcher, Params, TokenTexts
 from engine.sampling.rng import Stream
-from engine.sampling.speculative import look_up, one_hot, residual, verify_by_matching, verify_by_rejection
+from engine.sampling.speculative import (
+    look_up,
+    one_hot,
+    residual,
+    target_distributions,
+    verify_by_matching,
+    verify_by_rejection,
+)
 
 P = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.0, 0.5]])
 Q = np.array([[0.2, 0.3, 0.4, 0.1], [0.4, 0.3, 0.2, 0.1]])
@@ -145,3 +152,38 @@ def test_look_up():
         longest = dice.randint(1, 5)
         shortest = dice.randint(1, longest)
         assert look_up(tokens, longest, shortest, 4) == slow_look_up(tokens, longest, shortest, 4)
+
+
+def test_a_chain_with_a_memory_and_a_coin_is_unchanged():
+    """Texts of two tokens, by penalties, XTC and a grammar: as often with drafts as without."""
+    pieces = (b"a", b"b", b"c", b"d")
+    texts = TokenTexts(pieces, pieces)
+    params = Params(seed=9, repeat_penalty=1.5, xtc_probability=0.5, xtc_threshold=0.2, temp=1.2)
+    rows = np.array([[1.0, 0.8, 0.2, 2.0], [0.5, 1.0, 1.2, 3.0], [0, 0, 0, 0]], np.float32)
+    q = np.array([[0.3, 0.3, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]])
+    chain = Chain.of(params, texts, GrammarMatcher.of("root ::= [abc] [abd] .*", texts))
+    counts = np.zeros((2, 4, 4))
+    drafts, stream = Stream(1), Stream(2)
+    for _ in range(2000):
+        plain, drafted = chain.fork(), chain.fork()
+        text = []
+        for row in rows[:2]:
+            text.append(plain.sample(row, grammar_first=True))
+            plain.accept(text[-1])
+        counts[0][tuple(text)] += 1
+        text = []
+        while len(text) < 2:
+            at = len(text)
+            draft = [drafts.choice(one) for one in q[at:]]
+            p = target_distributions(drafted, rows[at:], draft)
+            _, out = verify_by_rejection(p, q[at:], draft, stream)
+            for token in out:
+                drafted.accept(token)
+            text += out
+        counts[1][tuple(text[:2])] += 1
+    assert counts[:, 3].sum() == counts[:, :, 2].sum() == 0  # what the grammar excludes
+    plain_, drafted_ = counts.reshape(2, -1)
+    both = plain_ + drafted_ > 0
+    assert both.sum() == 9
+    statistic = ((plain_ - drafted_) ** 2)[both] / (plain_ + drafted_)[both]
+    assert statistic.sum() < 26.1  # 8 degrees of freedom, 1 in 1,000

@@ -1,0 +1,1 @@
+"""The way back: a GGUF file as a Hugging Face folder. `run.py` is the entry."""
