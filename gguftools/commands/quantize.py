@@ -198,7 +198,8 @@ def _refined(model: Any, wanted: Any, rest: Any, json: bool) -> None:
     from gguftools.refining import Calibration, refine
 
     texts, n_tokens, n_ctx, evaluation = wanted
-    done = refine(*model, Calibration(texts, n_tokens, n_ctx, evaluation=evaluation), *rest)
+    source, output, kind = model
+    done = refine(source, output, kind, Calibration(texts, n_tokens, n_ctx, evaluation=evaluation), *rest)
     for line in dict.fromkeys((*done.quantized.warnings, *done.warnings)):
         report.warn(line)
     if json:
