@@ -41,7 +41,7 @@ def test_a_plain_file_that_is_closer(refined, tiny, tmp_path):
     base = tiny["bf16"]
     text = gguftools.demo_text("valid")
     found = [
-        gguftools.perplexity(path, text, n_ctx=64, chunks=16, base=base).divergence.mean.value
+        gguftools.perplexity(path, text, n_ctx=64, chunks=16, base=base).divergence.mean_kld.value
         for path in (refined.quantized.output, tmp_path / "plain.gguf")
     ]
     assert found[0] < 0.7 * found[1]  # on text that was not calibrated on, read back by the usual loader
