@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -97,6 +98,16 @@ class Session:
     def detokenize(self, ids: Sequence[int]) -> str:
         """Token ids -> text."""
         return self.tokenizer.detokenize(ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights' names, shapes, formats and first bytes: tells models apart."""
+        self._need_weights()
+        digest = hashlib.sha256(self.arch.name.encode())
+        for name, tensor in sorted(self.weights.items()):
+            digest.update(f"{name} {tensor.ne} {tensor.format}".encode())
+            digest.update(tensor.raw()[:256].tobytes())
+        return digest.hexdigest()
 
     @property
     def n_ctx_train(self) -> int:

@@ -17,15 +17,20 @@ from gguftools._version import __version__
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
+    from gguftools.adapter_files import load_control, load_lora
+    from gguftools.conversion.lora import convert_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
     from gguftools.exporting.run import export
+    from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
+    from gguftools.lora_merge import merge_lora
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
     from gguftools.refining import Calibration, refine
+    from gguftools.session_file import load_session, save_session
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
@@ -60,12 +65,20 @@ _LAZY = {
     "Edits": ("gguftools.toolbox.edit", "Edits"),
     "export": ("gguftools.exporting.run", "export"),
     "hash": ("gguftools.toolbox.hashes", "hash_file"),
+    "merge_lora": ("gguftools.lora_merge", "merge_lora"),
+    "convert_lora": ("gguftools.conversion.lora", "convert_lora"),
     "merge": ("gguftools.toolbox.split", "merge"),
     "split": ("gguftools.toolbox.split", "split"),
     "verify": ("gguftools.toolbox.verify", "verify"),
     "check": ("gguftools.toolbox.check", "check"),
     "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
     "render": ("gguftools.templates", "render"),
+    "generate": ("gguftools.generating", "generate"),
+    "TextGenerator": ("gguftools.generating", "TextGenerator"),
+    "load_control": ("gguftools.adapter_files", "load_control"),
+    "load_lora": ("gguftools.adapter_files", "load_lora"),
+    "load_session": ("gguftools.session_file", "load_session"),
+    "save_session": ("gguftools.session_file", "save_session"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -77,11 +90,13 @@ __all__ = [
     "Edits",
     "GGUFError",
     "Settings",
+    "TextGenerator",
     "__version__",
     "check",
     "compare",
     "convert",
     "convert_endian",
+    "convert_lora",
     "demo",
     "demo_folder",
     "demo_model",
@@ -90,13 +105,18 @@ __all__ = [
     "diff",
     "edit",
     "export",
+    "generate",
     "hash",
     "imatrix",
     "inspect",
     "ladder",
     "load",
+    "load_control",
+    "load_lora",
     "load_recipe",
+    "load_session",
     "merge",
+    "merge_lora",
     "open",
     "open_vocabulary",
     "perplexity",
@@ -104,6 +124,7 @@ __all__ = [
     "recipe_of_file",
     "refine",
     "render",
+    "save_session",
     "split",
     "verify",
 ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gguftools.conversion.options import Options
 from gguftools.errors import GGUFError
 from gguftools.files import check_output
 from gguftools.gguf.reader import TensorView
@@ -55,7 +56,9 @@ class Settings:
     blocks to leave out; keep_split: one output per shard of the source; override_kv: `KEY=TYPE:VALUE`; on_nonfinite:
     "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
     file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
-    work at a time; pre, selftest: as `convert` takes them, for Hugging Face folders.
+    work at a time; conversion: options for Hugging Face folders, of which `split` also counts for the output; finished:
+    tensors that are ready in the planned type, name -> file with their bytes: then importance counts as there, as it was
+    used in making them.
     """
 
     include_weights: tuple[str, ...] = ()
@@ -68,8 +71,7 @@ class Settings:
     sidecar: bool = False
     reuse: Path | None = None
     max_buffer: int | None = None
-    pre: str | None = None
-    selftest: bool = False
+    conversion: Options | None = None
     finished: Mapping[str, Path] | None = None
 
 
@@ -223,7 +225,7 @@ def _make(
     if settings.on_nonfinite not in NON_FINITE:
         raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(source, settings.pre, settings.selftest))
+        model = stack.enter_context(open_model(source, settings.conversion))
         model = prune(override(model, settings.override_kv), settings.prune_layers)
         importance = _importance(imatrix, model, settings)
         planned = [
@@ -306,15 +308,18 @@ def _default_path(model: Model, wish: _Wish, recipe: Recipe) -> Path:
 
 
 def _layouts(path: Path, model: Model, fields: list, choices: Sequence[Choice], settings: Settings) -> list[File]:
-    if not (settings.keep_split and model.shards):
+    shards = model.shards if settings.keep_split else ()
+    if settings.conversion is not None and settings.conversion.split is not None:
+        shards = tuple(map(tuple, settings.conversion.split.groups([(c.name, c.n_bytes) for c in choices])))
+    if len(shards) < 2:
         return [layout(path, [*fields, *_recorded_fields(len(choices), settings)], choices)]
     by_name = {c.name: c for c in choices}
     stem = path.with_name(path.name.removesuffix(".gguf"))
     files = []
-    for i, names in enumerate(model.shards):
+    for i, names in enumerate(shards):
         own = [by_name[name] for name in names]
-        more = split_fields(i, len(model.shards), len(choices)) + _recorded_fields(len(own), settings)
-        files.append(layout(shard_path(stem, i, len(model.shards)), [*(fields if i == 0 else []), *more], own))
+        more = split_fields(i, len(shards), len(choices)) + _recorded_fields(len(own), settings)
+        files.append(layout(shard_path(stem, i, len(shards)), [*(fields if i == 0 else []), *more], own))
     return files
 
 

@@ -253,7 +253,7 @@ def _opened(source: str | os.PathLike, work: Path, threads: int | None, settings
     work.mkdir(parents=True, exist_ok=True)
     converted = work / "original.gguf"
     if not converted.exists():
-        convert(path, converted, pre=settings.pre, threads=threads)
+        convert(path, converted, threads=threads, options=settings.conversion)
     yield load(converted, threads=threads)
 
 

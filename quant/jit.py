@@ -43,6 +43,7 @@ WITHOUT_KERNELS = (
     "engine/batch.py",
     "engine/contexts.py",
     "engine/pooling.py",
+    "engine/adapters.py",
     "engine/generation",
 )
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import ops
 from engine.context import Context
 from engine.models.arch import Arch, Hparams
 from engine.ops.op import F32
 from engine.tensor import Tensor
+
+if TYPE_CHECKING:
+    from engine.adapters import Adapters
 
 Weights = Mapping[str, Tensor]
 
@@ -51,6 +54,7 @@ class Build:
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
+    adapters, control: what is added to weights and between layers (`engine/adapters.py`);
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -64,6 +68,8 @@ class Build:
     out_rows: Tensor | None = None
     embd: Tensor | None = None
     n_ctx: int = 0
+    adapters: Adapters = ()
+    control: Mapping[int, Tensor] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -76,6 +82,8 @@ class Build:
         x = self.arch.embed(self) if self.embd is None else self.embd
         for i in range(self.h.n_layer):
             x = self.arch.layer(self, i, x)
+            if i in self.control:
+                x = ops.add(self.ctx, x, self.control[i])
         return self.arch.finish(self, x)
 
     def attend(

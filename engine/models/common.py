@@ -299,6 +299,8 @@ def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 def _head_size(h: Hparams) -> int:
     n_head = max(h.n_head) if isinstance(h.n_head, (list, tuple)) else h.n_head
+    if h.n_embd % n_head:
+        raise EngineError(f"the embedding length {h.n_embd} is no multiple of the {n_head} heads, and no size is given")
     return h.n_embd // n_head
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine import ops
+from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
@@ -43,6 +44,9 @@ from engine.tensor import Tensor
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
+#: kinds of layers in configs
+WINDOW, FULL = "sliding_attention", "full_attention"
+
 
 def _or(key: str, usual: Any) -> Callable[[Mapping[str, Any], Hparams], Any]:
     """A setting that the config leaves out where it is the usual one."""
@@ -54,16 +58,23 @@ def _or(key: str, usual: Any) -> Callable[[Mapping[str, Any], Hparams], Any]:
     return found
 
 
+def kinds_of_layers(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+    """Which layers have a window, by the config's `layer_types`, None if it has none. Raises EngineError for others."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != h.n_layer or not set(kinds) <= {WINDOW, FULL}:
+        raise EngineError(f"'layer_types' does not name {WINDOW} or {FULL} for each of the {h.n_layer} layers")
+    return [kind == WINDOW for kind in kinds]
+
+
 def usual_period(period: int) -> Callable[[Mapping[str, Any], Hparams], list[bool] | None]:
     """Which layers have the window, if not all but every `period`-th, which readers take for granted."""
 
     def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
-        kinds = config.get("layer_types")
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         n = next((config[name] for name in names if config.get(name)), period)
-        slides = [(i + 1) % n != 0 for i in range(h.n_layer)]
-        if kinds is not None:
-            slides = [kind == "sliding_attention" for kind in kinds]
+        slides = kinds_of_layers(config, h) or [(i + 1) % n != 0 for i in range(h.n_layer)]
         return None if slides == [(i + 1) % period != 0 for i in range(h.n_layer)] else slides
 
     return found

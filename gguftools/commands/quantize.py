@@ -132,6 +132,7 @@ def quantize(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
+    from gguftools.conversion.options import Options
     from gguftools.quantize_file import Settings
     from gguftools.quantize_file import ladder as run_ladder
     from gguftools.quantize_file import quantize as run
@@ -159,7 +160,7 @@ def quantize(
         sidecar=sidecar,
         reuse=reuse,
         max_buffer=max_buffer_size and max_buffer_size << 20,
-        pre=pre,
+        conversion=Options(pre=pre),
     )
     if refine and not dry_run:
         kinds = (("--ladder", ladder), ("--imatrix", imatrix), ("--reuse", reuse), ("--prune-layers", prune_layers))

@@ -62,13 +62,13 @@ _TEXTS = {
     "general.source.repo_url": ("repo_url", "model_repo_url"),
 }
 #: the order in which both are written
-_ORDER = (
+ORDER = (
     *("general.name", "general.author", "general.version", "general.organization", "general.finetune"),
     *("general.basename", "general.description", "general.size_label"),
     *("general.license", "general.license.name", "general.license.link"),
     *("general.source.url", "general.source.doi", "general.source.uuid", "general.source.repo_url"),
 )
-_ORIGINS = (  # key, names in the front matter
+ORIGINS = (  # key, names in the front matter
     ("general.base_model", ("base_model", "base_models", "base_model_sources")),
     ("general.dataset", ("datasets", "dataset", "dataset_sources")),
 )
@@ -119,9 +119,9 @@ def describe(
     name = replace(name, name=name.name or "model", size_label=name.size_label or size)
     texts = {key: _first_text(card, names) for key, names in _TEXTS.items()}
     texts |= {f"general.{part}": getattr(name, part) for part in _NAMES}
-    pairs: list[Pair] = [(key, text) for key in _ORDER if (text := texts[key])]
-    for key, names in _ORIGINS:
-        pairs += _origins(key, next((card[n] for n in names if n in card), None), n_params)
+    pairs: list[Pair] = [(key, text) for key in ORDER if (text := texts[key])]
+    for key, names in ORIGINS:
+        pairs += origins(key, next((card[n] for n in names if n in card), None), n_params)
     for key, names in _LISTS.items():
         if texts_found := [text for n in names for text in _texts(card.get(n))]:
             pairs.append((key, texts_found))
@@ -159,7 +159,7 @@ def _first_text(card: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((",".join(texts) for n in names if (texts := _texts(card.get(n)))), None)
 
 
-def _origins(key: str, value: Any, n_params: int) -> list[Pair]:
+def origins(key: str, value: Any, n_params: int) -> list[Pair]:
     """Keys of the models or data sets that a model was made from: ids, addresses, or descriptions."""
     entries = value if isinstance(value, list) else [] if value is None else [value]
     found = [_origin(entry, n_params) for entry in entries if isinstance(entry, (str, dict))]
