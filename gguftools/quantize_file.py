@@ -46,6 +46,7 @@ from quant.recipes import Recipe
 
 SLAB = 1 << 23  # weights that `convert_tensor` holds as float32 at a time
 NON_FINITE = ("error", "zero")
+WEIGHTINGS = ("reference", "robust")
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Settings:
     "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
     file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
     work at a time; conversion: options for Hugging Face folders, of which `split` also counts for the output; finished:
-    tensors that are ready in the planned type, name -> file with their bytes: then importance counts as there, as it was
-    used in making them.
+    tensors that are ready in the planned type, name -> file with their bytes: then importance counts as there, as it
+    was used in making them; weighting: of weights without importance, "reference", or "robust": as if all columns were
+    equally important, which is better for most types (see the README).
     """
 
     include_weights: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ class Settings:
     max_buffer: int | None = None
     conversion: Options | None = None
     finished: Mapping[str, Path] | None = None
+    weighting: str = "reference"
 
 
 def quantize(
@@ -224,6 +227,8 @@ def _make(
     recipes = [_recipe(wish.preset) for wish in wishes]
     if settings.on_nonfinite not in NON_FINITE:
         raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
+    if settings.weighting not in WEIGHTINGS:
+        raise GGUFError(f"unknown weighting '{settings.weighting}'; there are {', '.join(WEIGHTINGS)}")
     with ExitStack() as stack:
         model = stack.enter_context(open_model(source, settings.conversion))
         model = prune(override(model, settings.override_kv), settings.prune_layers)
@@ -241,7 +246,7 @@ def _make(
         hashed = settings.record or settings.sidecar or old is not None
         scanned = _scan(model, settings, hashed, threads, progress)
         model = _repaired(model, scanned)
-        fingerprints = _Fingerprints(model, importance, scanned) if hashed else None
+        fingerprints = _Fingerprints(model, importance, scanned, settings.weighting) if hashed else None
         plans = [_Made(output, _reused(output, old, fingerprints) | _ready(output, settings)) for output in planned]
         return _write(model, plans, importance, inputs, fingerprints, threads, progress, settings)
 
@@ -275,7 +280,8 @@ def _plan(
     known = None if importance is None else {name for name, origin in origins.items() if origin in importance}
     warnings = []
     try:
-        check_plan(choices, known if settings.finished is None else set(origins), allow_requantize)
+        weighted_all = settings.finished is not None or settings.weighting == "robust"
+        check_plan(choices, set(origins) if weighted_all else known, allow_requantize)
     except QuantError as error:
         if not dry_run:
             raise
@@ -360,8 +366,10 @@ def _repaired(model: Model, scanned: dict[str, Scanned]) -> Model:
 class _Fingerprints:
     """SHA-256 of what each tensor of an output is made from, by its name."""
 
-    def __init__(self, model: Model, importance: importances.Importance | None, scanned: dict[str, Scanned]) -> None:
-        self._model, self._importance = model, importance
+    def __init__(
+        self, model: Model, importance: importances.Importance | None, scanned: dict[str, Scanned], weighting: str
+    ) -> None:
+        self._model, self._importance, self._weighting = model, importance, weighting
         self._sources = {name: s.digest for name, s in scanned.items()}
         self._importances: dict[str, str] = {}
 
@@ -371,7 +379,7 @@ class _Fingerprints:
 
     def importance(self, choice: Choice) -> str:
         """Of what matters for this tensor: nothing, where it is copied or its type ignores importance."""
-        find = _importance_of(self._model.tensors[choice.name], choice, self._importance)
+        find = _importance_of(self._model.tensors[choice.name], choice, self._importance, self._weighting)
         if find is None:
             return importance_digest(None)
         if choice.name not in self._importances:
@@ -380,11 +388,14 @@ class _Fingerprints:
 
 
 def _importance_of(
-    tensor: SourceTensor, choice: Choice, importance: importances.Importance | None
+    tensor: SourceTensor, choice: Choice, importance: importances.Importance | None, weighting: str
 ) -> Callable[[], np.ndarray] | None:
-    if importance is None or choice.is_copy or choice.target.kernels.quantize_weighted is None:
+    if choice.is_copy or choice.target.kernels.quantize_weighted is None:
         return None
-    return importance.of(tensor.origin)
+    found = None if importance is None else importance.of(tensor.origin)
+    if found is None and weighting == "robust":
+        return lambda: np.ones((1, tensor.n), np.float32)
+    return found
 
 
 @dataclass(frozen=True)
@@ -467,11 +478,12 @@ def _write(
 
     ready = [(name, path.stat().st_mtime_ns) for name, path in sorted((settings.finished or {}).items())]
     about = (
-        settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers, ready
+        settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers, ready,
+        settings.weighting,
     )  # fmt: skip
     written = assemble(
-        files, _jobs(model, made, importance), inputs, about, header, threads, settings.max_buffer, progress,
-        hashed=settings.record or settings.sidecar,
+        files, _jobs(model, made, importance, settings.weighting), inputs, about, header, threads, settings.max_buffer,
+        progress, hashed=settings.record or settings.sidecar,
     )  # fmt: skip
     results, number = [], 0
     for m in made:
@@ -483,7 +495,7 @@ def _write(
     return results
 
 
-def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importance | None) -> list[Job]:
+def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importance | None, weighting: str) -> list[Job]:
     """A job per tensor, in the order of the first output."""
     places: dict[str, list[Place]] = {}
     finders: dict[str, Callable[[], np.ndarray] | None] = {}
@@ -496,7 +508,7 @@ def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importanc
                 place = Place(number, choice.target, file.offsets[choice.name], reused, measured)
                 places.setdefault(choice.name, []).append(place)
                 if not finders.get(choice.name):
-                    finders[choice.name] = _importance_of(model.tensors[choice.name], choice, importance)
+                    finders[choice.name] = _importance_of(model.tensors[choice.name], choice, importance, weighting)
             number += 1
     return [
         Job(

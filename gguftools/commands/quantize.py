@@ -114,6 +114,13 @@ def quantize(
         str | None,
         typer.Option(help="Pre-tokenizer to name, for Hugging Face folders.", show_default=False),
     ] = None,
+    weighting: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Of weights without importance: reference, or robust (all columns alike: better, other bytes).",
+        ),
+    ] = "reference",
     refine: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,6 +168,7 @@ def quantize(
         reuse=reuse,
         max_buffer=max_buffer_size and max_buffer_size << 20,
         conversion=Options(pre=pre),
+        weighting=weighting,
     )
     if refine and not dry_run:
         kinds = (("--ladder", ladder), ("--imatrix", imatrix), ("--reuse", reuse), ("--prune-layers", prune_layers))

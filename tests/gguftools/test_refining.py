@@ -158,3 +158,31 @@ def test_overlap():
     a = np.arange(120).reshape(2, 60)
     assert overlap(a, a) == 1
     assert overlap(a, a + 1000) == 0
+
+
+# --- without any text -------------------------------------------------------------------------------------------------
+
+
+def test_robust_weighting(tiny, tmp_path):
+    """What an importance matrix of ones gives, for types that need importance too; closer than the reference's way."""
+    base, text = tiny["bf16"], gguftools.demo_text("valid")
+    found = {}
+    for how in ("reference", "robust"):
+        gguftools.quantize(base, tmp_path / f"{how}.gguf", "IQ3_S", settings=gguftools.Settings(weighting=how))
+        measured = gguftools.perplexity(tmp_path / f"{how}.gguf", text, n_ctx=128, chunks=12, base=base)
+        found[how] = measured.divergence.mean_kld.value
+    assert found["robust"] < 0.8 * found["reference"]
+    with GGUF(base) as f:
+        from quant import FORMATS
+        from quant.quantize import dequantize_blocks, quantize_into
+
+        view = f.tensors["blk.2.ffn_up.weight"]
+        x = dequantize_blocks(view.data.view(view.format.block).reshape(view.shape), view.format)
+    with GGUF(tmp_path / "robust.gguf") as f:
+        view = f.tensors["blk.2.ffn_up.weight"]
+        blocks = np.empty((len(x), x.shape[1] // 256), FORMATS[view.format.name].block)
+        quantize_into(x, view.format, blocks, np.ones(x.shape[1], np.float32))
+        assert bytes(view.data) == blocks.tobytes()
+    gguftools.quantize(base, tmp_path / "low.gguf", "IQ2_XS", settings=gguftools.Settings(weighting="robust"))
+    with pytest.raises(GGUFError, match="unknown weighting 'best'; there are reference, robust"):
+        gguftools.quantize(base, tmp_path / "x.gguf", "Q4_0", settings=gguftools.Settings(weighting="best"))
