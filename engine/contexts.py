@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LAYER_NODES = 256  # of one layer with its cache, at most
 ADAPTER_NODES = 64  # of one layer for one adapter, at most
 NODE_BYTES = 512  # of a node's header and its places in the graph
-KEPT_GRAPHS = 4
+KEPT_GRAPHS = 16  # drafts are of all lengths
 
 
 class Code(IntEnum):
@@ -243,6 +243,9 @@ class ModelContext:
         full = complete(
             batch, self.n_vocab, self.params.n_seq_max, pos_max, pooled or not self.causal, self.hparams.n_embd
         )
+        last = int(full.pos.max())
+        if self.arch.bounded and last >= self.hparams.n_ctx_train:
+            raise EngineError(f"position {last} is beyond the {self.hparams.n_ctx_train} positions of the model")
         if full.n_tokens > self.n_batch:
             raise EngineError(f"the batch has {full.n_tokens} tokens, more than n_batch {self.n_batch}: cut it")
         if not self.causal and full.n_tokens > self.n_ubatch:

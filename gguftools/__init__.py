@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gguftools.conversion.lora import convert_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
+    from gguftools.embedding import embed
     from gguftools.exporting.run import export
     from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
@@ -73,6 +74,7 @@ _LAZY = {
     "check": ("gguftools.toolbox.check", "check"),
     "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
     "render": ("gguftools.templates", "render"),
+    "embed": ("gguftools.embedding", "embed"),
     "generate": ("gguftools.generating", "generate"),
     "TextGenerator": ("gguftools.generating", "TextGenerator"),
     "load_control": ("gguftools.adapter_files", "load_control"),
@@ -104,6 +106,7 @@ __all__ = [
     "dequantize",
     "diff",
     "edit",
+    "embed",
     "export",
     "generate",
     "hash",

@@ -30,6 +30,7 @@ from gguftools.commands.demo import demo
 from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
+from gguftools.commands.embed import embed
 from gguftools.commands.export import export
 from gguftools.commands.generate import generate
 from gguftools.commands.hash import hash_
@@ -52,7 +53,7 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-RUNNING = (demo, convert, export, quantize, generate, perplexity, compare, sensitivity, report_)
+RUNNING = (demo, convert, export, quantize, generate, embed, perplexity, compare, sensitivity, report_)
 LOOKING = (inspect, tokenize, template, trace)
 TOOLBOX = (check, edit, diff, hash_, verify, split, merge, merge_lora, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
