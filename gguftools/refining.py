@@ -124,14 +124,14 @@ def refine(
 
     settings, progress = replace(settings or Settings(), finished={}), progress or silent
     planned = quantize(source, output, preset, None, options, False, threads, None, True, settings)
-    if any("would be refused" in line for line in planned.warnings):
-        raise GGUFError(next(line for line in planned.warnings if "would be refused" in line))
     quantized = next((c for c in planned.choices if c.source.is_quantized), None)
     if quantized is not None:
         raise GGUFError(
             f"{source}: tensor '{quantized.name}' is {quantized.source} already: refining needs the original, in 16 or "
             "32 bits a weight"
         )
+    if any("would be refused" in line for line in planned.warnings):
+        raise GGUFError(next(line for line in planned.warnings if "would be refused" in line))
     targets = {c.name: c.target for c in planned.choices if len(c.shape) > 1 and c.target is not c.source}
     work = planned.output.with_name(f".{planned.output.name}.refine")
     with _opened(source, work, threads, settings) as session:
