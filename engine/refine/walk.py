@@ -373,7 +373,10 @@ class Walk:
         stream = np.zeros((n_embd, n)) if repairs else None
         sums = _Sums(np.zeros((n, n)), np.zeros((n, n)), stream, np.zeros(n))
         for q, f in runs:
-            sums.add(q, f)
+            with np.errstate(invalid="ignore", over="ignore"):  # the check that follows is ours
+                sums.add(q, f)
+        if not (np.isfinite(sums.moments).all() and np.isfinite(sums.squares).all()):
+            raise EngineError(f"{group.names[0]}: its inputs are not finite: the model or the text cannot be used")
         importance = (sums.squares / sums.n).astype(np.float32)
         for name, fmt in wanted.items():
             if name not in plain:
@@ -410,9 +413,7 @@ class Walk:
         if not counts.sum():
             raise EngineError(f"{group.names[0]}: no token reached an expert; use more text")
         mean /= counts.sum()
-        importance = (squares + EXPERT_FLOOR * np.diag(mean)) / (
-            squares.sum(1, keepdims=True) * 0 + counts[:, None] + EXPERT_FLOOR
-        )
+        importance = (squares + EXPERT_FLOOR * np.diag(mean)) / (counts[:, None] + EXPERT_FLOOR)
         for name, fmt in refinable.items():
             if name not in plain:
                 plain[name] = self._plain(name, fmt, importance.astype(np.float32))

@@ -148,7 +148,12 @@ def test_command(tiny, tmp_path):
     assert done.exit_code == 0, done.output
     assert "mean KLD" in done.stdout
     assert "refined (-" in done.stdout
-    assert "of the evaluation text was also calibrated on" in done.stderr
+    other = ["--refine-ctx", "64", "--refine-eval", str(gguftools.demo_text("valid")), "--json"]
+    done = CliRunner().invoke(app, [*arguments[:9], *other])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["refined"]
+    assert found["evaluation"]["change"][0] < 0
+    assert found["warnings"] == []
     done = CliRunner().invoke(app, [*arguments[:7], "--json", "--imatrix", str(out)])
     assert done.exit_code == 1
     assert "--refine does not go with --imatrix" in done.output
