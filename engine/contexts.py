@@ -453,6 +453,7 @@ class ModelContext:
 
         io: dict[str, Tensor] = {}
         b = Build(ctx, self.arch, self.hparams, self.session.weights, memory, n_ctx=self.n_ctx_seq)
+        b.activations = self.session.activations
         b.adapters, b.control = key.adapters, key.control.directions if key.control is not None else {}
         if key.is_embd:
             b.embd = add("embd", F32, self.hparams.n_embd, key.n_tokens)

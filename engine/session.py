@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.activations import check as check_activations
 from engine.backends import Backend, Status, get_backend
 from engine.backends.base import AbortCallback, Timing
 from engine.context import Context
@@ -51,7 +52,7 @@ class Session:
     tokens builds and plans nothing (`graphs_built`, `graphs_reused` count).
 
     backend: a name, or a backend (a `Scheduler` too); threads: of it, for one token at a time; threads_batch: for many
-    at once, the same by default; None means all cores.
+    at once, the same by default; None means all cores; activations: see `engine/activations.py`.
 
     Raises EngineError for an architecture we do not have, for missing or unknown tensors and for wrong shapes.
     """
@@ -63,9 +64,11 @@ class Session:
         backend: str | Backend | Scheduler = "cpu",
         threads: int | None = None,
         threads_batch: int | None = None,
+        activations: str = "f32",
     ):
         self.metadata = metadata
         self.graphs_built = self.graphs_reused = 0
+        self.activations = check_activations(activations)
         self._vocab_only = tensors is None
         if tensors is None:
             return
@@ -308,7 +311,8 @@ class Session:
         return {"hidden": hidden, "result": self.arch.head(self._build(ctx, n), hidden)}
 
     def _build(self, ctx: Context, n_seq: int, causal: bool | None = None) -> Build:
-        return Build(ctx, self.arch, self.hparams, self.weights, Windows(n_seq, causal))
+        windows = Windows(n_seq, causal)
+        return Build(ctx, self.arch, self.hparams, self.weights, windows, activations=self.activations)
 
 
 def _input(ctx: Context, format: Format, *ne: int, name: str) -> Tensor:

@@ -63,12 +63,14 @@ def load(
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | None = None,
     check_tensors: bool = False,
+    activations: str = "f32",
 ) -> Session:
     """Open a GGUF model for running: a file, or any shard of a set; its weights stay in the file's memory map.
 
     backend: `cpu` or `reference`; threads: for one token at a time, threads_batch: for many; None means all cores;
     vocab_only: the tokenizer alone; mode: see LOAD_MODES; progress: called before each tensor and at the end;
-    overrides: metadata values that count instead of the file's; check_tensors: refuse values that are not finite.
+    overrides: metadata values that count instead of the file's; check_tensors: refuse values that are not finite;
+    activations: `f32`, or `q8`: rounded to 8 bits before they meet quantized weights, as llama.cpp does.
 
     >>> import gguftools
     >>> m = gguftools.load(gguftools.demo_model())
@@ -96,7 +98,7 @@ def load(
             tensors[view.name] = _placed(file, view, mode)
             if check_tensors:
                 _check_values(file, view)
-        session = Session(metadata, tensors, backend, threads, threads_batch)
+        session = Session(metadata, tensors, backend, threads, threads_batch, activations)
     session.load_seconds = time.perf_counter() - started
     return session
 

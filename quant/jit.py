@@ -44,6 +44,7 @@ WITHOUT_KERNELS = (
     "engine/contexts.py",
     "engine/pooling.py",
     "engine/adapters.py",
+    "engine/activations.py",
     "engine/generation",
 )
 

@@ -34,7 +34,8 @@ def _changes(b: Build, name: str) -> Iterator[tuple[Pair, float]]:
 def linear(b: Build, name: str, x: Tensor, scaled: bool = True) -> Tensor:
     """x times the weight `name`, plus its bias if the model has one. Every product of a weight matrix comes through
     here, or through `linear_experts`. scaled: whether a tensor `<name>.scale` is a factor of the result."""
-    y = ops.mul_mat(b.ctx, b.w[name + ".weight"], x)
+    weight = b.w[name + ".weight"]
+    y = ops.mul_mat(b.ctx, weight, b.seen(weight, x))
     scale = b.w.get(name + ".scale")  # of the whole tensor, for formats whose block scales are small (NVFP4)
     y = ops.mul(b.ctx, y, scale) if scaled and scale is not None else y
     for pair, factor in _changes(b, name):
@@ -45,7 +46,8 @@ def linear(b: Build, name: str, x: Tensor, scaled: bool = True) -> Tensor:
 
 def linear_experts(b: Build, name: str, x: Tensor, ids: Tensor) -> Tensor:
     """x [k, 1 or n_used, n] through the experts `ids` I32 [n_used, n] of the weight `name`: [rows, n_used, n]."""
-    y = ops.mul_mat_id(b.ctx, b.w[name + ".weight"], x, ids)
+    weight = b.w[name + ".weight"]
+    y = ops.mul_mat_id(b.ctx, weight, b.seen(weight, x), ids)
     scale = b.w.get(name + ".scale")  # one an expert
     if scale is not None:
         factors = ops.get_rows(b.ctx, ops.reshape(b.ctx, scale, 1, scale.ne[0]), flat(b, ids))
@@ -104,7 +106,8 @@ def output_head(b: Build, hidden: Tensor) -> Tensor:
     """Hidden states [n_embd, n] -> logits [n_vocab, n]; without an output matrix the embedding serves as one."""
     if "output.weight" in b.w:
         return linear(b, "output", hidden)
-    y = ops.mul_mat(b.ctx, b.w["token_embd.weight"], hidden)
+    weight = b.w["token_embd.weight"]
+    y = ops.mul_mat(b.ctx, weight, b.seen(weight, hidden))
     for pair, factor in _changes(b, "token_embd"):
         inner = ops.mul_mat(b.ctx, ops.cont(b.ctx, ops.transpose(b.ctx, pair.b)), hidden)
         y = ops.add(b.ctx, y, ops.scale(b.ctx, ops.mul_mat(b.ctx, pair.a, inner), factor))

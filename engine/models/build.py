@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import ops
+from engine.activations import partner, rounded
 from engine.context import Context
 from engine.models.arch import Arch, Hparams
 from engine.ops.op import F32
 from engine.tensor import Tensor
+from quant import Format
 
 if TYPE_CHECKING:
     from engine.adapters import Adapters
@@ -53,6 +55,7 @@ class Build:
     tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    activations: what products see of x, see `engine/activations.py`;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     adapters, control: what is added to weights and between layers (`engine/adapters.py`);
     all_experts: tokens also go through the experts that were not chosen for them, with no effect on the result;
@@ -69,10 +72,12 @@ class Build:
     out_rows: Tensor | None = None
     embd: Tensor | None = None
     n_ctx: int = 0
+    activations: str = "f32"
     adapters: Adapters = ()
     control: Mapping[int, Tensor] = field(default_factory=dict)
     all_experts: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    _seen: dict[tuple[Tensor, Format | None], Tensor] = field(default_factory=dict)
 
     @property
     def n_seq(self) -> int:
@@ -118,6 +123,15 @@ class Build:
     def keep(self, layer: int, name: str, new: Tensor) -> None:
         """Make `new`, of the same shape as `state` gave, what the tokens to come will find."""
         self.memory.keep(self, layer, name, new)
+
+    def seen(self, weight: Tensor, x: Tensor) -> Tensor:
+        """What the product of `weight` with x sees of x."""
+        if self.activations == "f32":
+            return x
+        key = x, partner(weight.format)
+        if key not in self._seen:
+            self._seen[key] = rounded(self.ctx, weight, x)
+        return self._seen[key]
 
     def last(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """In the last layer, behind its attention, the wanted rows of tensors [size, n]: nobody reads the others."""

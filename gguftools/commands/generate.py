@@ -31,7 +31,7 @@ from gguftools.commands.loading import (
     adapt,
     opened,
 )
-from gguftools.commands.options import Json, Threads
+from gguftools.commands.options import Activations, Json, Threads
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def generate(
     control_layers: ControlLayers = None,
     rope_freq_base: RopeBase = 0.0,
     rope_freq_scale: RopeScale = 0.0,
+    activations: Activations = "f32",
     load_mode: LoadMode = "auto",
     check_tensors: CheckTensors = False,
     override_kv: OverrideKv = None,

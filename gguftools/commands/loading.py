@@ -92,6 +92,7 @@ def opened(given: dict[str, Any]) -> tuple[Session, ContextParams]:
         mode=given["load_mode"],
         overrides=read_overrides(given["override_kv"] or ()),
         check_tensors=given["check_tensors"],
+        activations=given["activations"],
     )
     n_ctx = given["ctx_size"]
     params = ContextParams(

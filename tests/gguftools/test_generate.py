@@ -210,6 +210,7 @@ def test_a_conversation_from_a_pipe(chatty):
         (("-p", "a", "--grammar", "root ::= other"), "other"),
         (("-p", "a", "-ctk", "q6_k"), "a cache of keys cannot be of type q6_k; use one of F32"),
         (("-p", "a", "-lm", "fast"), "no load mode 'fast'"),
+        (("-p", "a", "--activations", "q4"), "no activations 'q4'; use one of f32, q8"),
         (("-p", "a", "--override-kv", "x"), "expected KEY=TYPE:VALUE"),
         (("-p", "a", "-md", "missing.gguf"), "missing.gguf: no such file"),
         (("-p", "a", "--lora", "missing.gguf"), "missing.gguf: no such file"),
