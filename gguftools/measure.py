@@ -24,6 +24,7 @@ from gguftools.overlap import NOTEWORTHY, seen, sketch
 if TYPE_CHECKING:
     from engine.evaluate import Evaluation
     from engine.evaluate.importance import Collection
+    from engine.evaluate.scoring import Windows
     from engine.session import Session
     from quant.imatrix import IMatrix
 
@@ -163,6 +164,16 @@ def check_text(model: Name, text: Name, n_ctx: int = N_CTX) -> None:
     """Raises GGUFError and EngineError for a text that `perplexity` would refuse, without loading the model."""
     session = load(model, vocab_only=True)
     _tokens(model, session, read_corpus(text, session), n_ctx)
+
+
+def windows(model: Name, text: Name, n_ctx: int = N_CTX, chunks: int | None = None, stride: int = 0) -> Windows:
+    """What `perplexity` would score, without loading the model's weights. Raises GGUFError and EngineError for a text
+    that it would refuse."""
+    from engine.evaluate.scoring import cut, cut_strided
+
+    session = load(model, vocab_only=True)
+    tokens = _tokens(model, session, read_corpus(text, session), n_ctx)
+    return cut_strided(tokens, n_ctx, stride, chunks, None) if stride else cut(tokens, n_ctx, chunks, None)
 
 
 def against_logits(
