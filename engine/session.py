@@ -142,12 +142,14 @@ class Session:
         last: int | None = None,
         observe: Observer | None = None,
         causal: bool | None = None,
+        all_experts: bool = False,
     ) -> np.ndarray:
         """Normalised hidden states of positions first..last-1 of each window: float32 [n_windows * positions, n_embd].
 
         windows: int [n_windows, n_tokens], independent sequences of equal length. observe: see Observer; it is called
         for every product with a weight, of all positions whose hidden state is computed. causal: whether tokens see
-        only what is before them, None: as the model was made.
+        only what is before them, None: as the model was made. all_experts: it sees every token go through every expert,
+        the chosen ones first; the hidden states are those of the chosen ones.
         """
         windows = np.asarray(windows)
         n_seq, n_tokens = self._check(windows)
@@ -155,7 +157,7 @@ class Session:
         rows = None
         if (first, last) != (0, n_tokens):
             rows = (np.arange(n_seq)[:, None] * n_tokens + np.arange(first, last)).astype(np.int32).reshape(-1)
-        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size, causal)
+        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size, causal, all_experts)
         io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
         if io["positions"].buffer is not None:  # models without positions do not read them
@@ -173,11 +175,16 @@ class Session:
         return prepared.io["result"].array()[0, 0]
 
     def prepared_body(
-        self, n_seq: int, n_tokens: int, n_rows: int | None = None, causal: bool | None = None
+        self,
+        n_seq: int,
+        n_tokens: int,
+        n_rows: int | None = None,
+        causal: bool | None = None,
+        all_experts: bool = False,
     ) -> Prepared:
         """The graph from tokens to hidden states, built and planned now if it is not there yet."""
         self._need_weights()
-        return self._graph(("body", n_seq, n_tokens, n_rows, causal), n_seq * n_tokens)
+        return self._graph(("body", n_seq, n_tokens, n_rows, causal, all_experts), n_seq * n_tokens)
 
     def prepared_head(self, n: int) -> Prepared:
         """The graph from `n` hidden states to logits."""
@@ -203,6 +210,14 @@ class Session:
             raise EngineError(
                 f"a context of {n_ctx} is beyond the {self.n_ctx_train} tokens that the model was trained for; "
                 "use a smaller -c"
+            )
+
+    def check_experts(self) -> None:
+        """Raises EngineError for a model without experts."""
+        self._need_weights()
+        if not any("_exps." in name for name in self.weights):
+            raise EngineError(
+                "the model has no experts, so there are none to send all tokens to; leave --all-experts out"
             )
 
     def check_runnable(self) -> None:
@@ -271,7 +286,13 @@ class Session:
         return self._prepared[key]
 
     def _build_body(
-        self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None, causal: bool | None
+        self,
+        ctx: Context,
+        n_seq: int,
+        n_tokens: int,
+        n_rows: int | None,
+        causal: bool | None,
+        all_experts: bool,
     ) -> dict[str, Tensor]:
         io = {
             "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
@@ -281,6 +302,7 @@ class Session:
             io["rows"] = _input(ctx, I32, n_rows, name="rows")
         build = self._build(ctx, n_seq, causal)
         build.tokens, build.positions, build.out_rows = io["tokens"], io["positions"], io.get("rows")
+        build.all_experts = all_experts
         io["result"] = build.body()
         return io
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
+    from gguftools.refining import Calibration, refine
     from gguftools.session_file import load_session, save_session
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
@@ -50,6 +51,8 @@ _LAZY = {
     "quantize": ("gguftools.quantize_file", "quantize"),
     "ladder": ("gguftools.quantize_file", "ladder"),
     "Settings": ("gguftools.quantize_file", "Settings"),
+    "refine": ("gguftools.refining", "refine"),
+    "Calibration": ("gguftools.refining", "Calibration"),
     "load_recipe": ("gguftools.recipe_file", "load_recipe"),
     "recipe_of_file": ("gguftools.recipe_file", "recipe_of_file"),
     "imatrix": ("gguftools.measure", "imatrix"),
@@ -85,6 +88,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Calibration",
     "Edits",
     "GGUFError",
     "Settings",
@@ -121,6 +125,7 @@ __all__ = [
     "perplexity",
     "quantize",
     "recipe_of_file",
+    "refine",
     "render",
     "save_session",
     "split",

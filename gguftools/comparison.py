@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gguftools.errors import GGUFError
-from gguftools.measure import N_BATCH, N_CTX, measured, record
+from gguftools.measure import N_BATCH, N_CTX, describe, measured, record, windows
 from gguftools.picture import Picture, scatter
 from gguftools.text import read_text
 
@@ -46,6 +46,22 @@ def run(
         "complete": first.complete,
         "results": [record(file, result) for file, result in found],
     }
+
+
+def announced(base: Name, text: Name, n_ctx: int = N_CTX, chunks: int | None = None, stride: int = 0) -> dict[str, Any]:
+    """The record of such a run before it ran: its protocol, and no results. Raises GGUFError and EngineError as `run`
+    does."""
+    found = windows(base, text, n_ctx, chunks, stride)
+    n_chunks = len(found)
+    protocol = {
+        "tokens_sha256": found.sha256(n_chunks),
+        "n_ctx": found.n_ctx,
+        "stride": stride,
+        "n_chunks": n_chunks,
+        "n_tokens": n_chunks * found.scored,
+        "base": describe(Path(base)).fingerprint,
+    }
+    return {"schema": SCHEMA, "protocol": protocol, "complete": True, "results": []}
 
 
 def read_record(path: Name) -> dict[str, Any]:

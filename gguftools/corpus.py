@@ -24,6 +24,8 @@ TEXT_FIELDS = ("text", "content", "prompt")
 CHAT_FIELDS = ("messages", "conversations", "conversation")
 JSON_LINES = (".jsonl", ".ndjson")
 
+_AT_ONCE = 500  # conversations that share the bounds of time and memory of one rendering
+
 #: names of speakers in one widespread form of conversations -> roles of templates
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -121,27 +123,11 @@ def render_chats(session: Session, chats: Sequence[Sequence[Mapping[str, Any]]])
 
     Raises GGUFError for a model without a template, and for one that cannot be rendered.
     """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from gguftools.templates import chat_template, render_all, special_texts
 
-    template = session.metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str):
-        raise GGUFError("the model has no chat template, so conversations cannot be rendered; give plain text")
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    special = {f"{name}_token": _piece(session, getattr(session.tokenizer, name, None)) for name in ("bos", "eos")}
-    try:
-        compiled = environment.from_string(template)
-        return [compiled.render(messages=chat, add_generation_prompt=False, **special) for chat in chats]
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise GGUFError(f"the chat template cannot be rendered: {' '.join(str(error).split())[:300]}") from None
-
-
-def _piece(session: Session, token: int | None) -> str:
-    return "" if token is None else session.tokenizer.token_to_piece(token, special=True).decode(errors="replace")
+    template = chat_template(session.metadata)
+    special: dict[str, Any] = {**special_texts(session.tokenizer)}
+    texts: list[str] = []
+    for lo in range(0, len(chats), _AT_ONCE):
+        texts += render_all(template, chats[lo : lo + _AT_ONCE], add_generation_prompt=False, **special)
+    return texts

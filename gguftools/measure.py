@@ -24,6 +24,7 @@ from gguftools.overlap import NOTEWORTHY, seen, sketch
 if TYPE_CHECKING:
     from engine.evaluate import Evaluation
     from engine.evaluate.importance import Collection
+    from engine.evaluate.scoring import Windows
     from engine.session import Session
     from quant.imatrix import IMatrix
 
@@ -165,6 +166,16 @@ def check_text(model: Name, text: Name, n_ctx: int = N_CTX) -> None:
     _tokens(model, session, read_corpus(text, session), n_ctx)
 
 
+def windows(model: Name, text: Name, n_ctx: int = N_CTX, chunks: int | None = None, stride: int = 0) -> Windows:
+    """What `perplexity` would score, without loading the model's weights. Raises GGUFError and EngineError for a text
+    that it would refuse."""
+    from engine.evaluate.scoring import cut, cut_strided
+
+    session = load(model, vocab_only=True)
+    tokens = _tokens(model, session, read_corpus(text, session), n_ctx)
+    return cut_strided(tokens, n_ctx, stride, chunks, None) if stride else cut(tokens, n_ctx, chunks, None)
+
+
 def against_logits(
     model: Name,
     logits: Name,
@@ -238,12 +249,14 @@ def imatrix(
     save_frequency: int = 0,
     format: str = "gguf",
     resume: bool = True,
+    all_experts: bool = False,
 ) -> IMatrix:
     """Collect the importance matrix of a model file over text files and write it.
 
     text: one or several files (`corpus.py`), each perhaps with a weight behind a colon; n_ctx, chunks, from_chunk: hold
     for each of them. The output is saved every `output_frequency` chunks and when the run is interrupted; the same call
     then continues, unless `resume` is off. Every `save_frequency` chunks a copy `OUTPUT.at_N` is kept (0: never).
+    process_output, all_experts: see `engine.collect`.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -268,6 +281,7 @@ def imatrix(
             "process_output": process_output,
             "parse_special": parse_special,
             "score": score,
+            "all_experts": all_experts,
         }
         run = _Run(Path(output), inputs, corpora, protocol, format, output_frequency, save_frequency)
         if resume:
@@ -278,6 +292,8 @@ def imatrix(
         texts = [_tokens(model, session, c, n_ctx, parse_special) for c in corpora]
         with naming(model):
             session.check_context(n_ctx)
+            if all_experts:
+                session.check_experts()
         sizes = [len(cut(tokens, n_ctx, chunks, None, from_chunk)) for tokens in texts]
         try:
             for i in range(run.at, len(texts)):
@@ -290,7 +306,17 @@ def imatrix(
 
                 with naming(model):
                     collect(
-                        session, texts[i], n_ctx, chunks, n_batch, process_output, score, step, from_chunk, run.state
+                        session,
+                        texts[i],
+                        n_ctx,
+                        chunks,
+                        n_batch,
+                        process_output,
+                        score,
+                        step,
+                        from_chunk,
+                        run.state,
+                        all_experts,
                     )
                 run.end_text()
         except (KeyboardInterrupt, SystemExit):  # by hand, or by a signal

@@ -28,10 +28,14 @@ from quant.format import Format
 from quant.formats import get_format
 from quant.imatrix import IMatrix
 from quant.imatrix_statistics import place
+from quant.mixes import TensorInfo, why_never
+from quant.recipes import Recipe
 
 SCHEMA = "gguftools.sensitivity/1"
 GROUPINGS = ("tensor", "class", "block")
 AT_ONCE = 8  # variants that run beside the source
+
+_ANY = Recipe("any", "F16")  # one that quantizes
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def run(
         tensors = dict(f.tensors)
         metadata = f.metadata
         importance = read_imatrix(imatrix) if imatrix is not None else None
-        variants = list(plan(tensors, formats, by, pattern, importance))
+        variants = list(plan(tensors, formats, by, pattern, importance, str(metadata.get("general.architecture"))))
         if not variants:
             raise GGUFError(
                 f"{model}: no tensor {f'with {pattern!r} in its name ' if pattern else ''}fits {', '.join(types)}"
@@ -152,8 +156,9 @@ def plan(
     by: str = "tensor",
     pattern: str = "",
     importance: IMatrix | None = None,
+    arch: str = "",
 ) -> Iterator[Variant]:
-    """Every variant: matrices with whole blocks that become smaller, grouped.
+    """Every variant: matrices with whole blocks that become smaller, grouped; none that `quantize` would never touch.
 
     Raises GGUFError for an unknown grouping or a pattern that is no regular expression, QuantError for a type that
     needs importance where there is none.
@@ -167,9 +172,10 @@ def plan(
     for format in formats:
         groups: dict[str, list[str]] = {}
         for name, view in tensors.items():
-            fits = len(view.shape) > 1 and name.endswith(".weight") and view.shape[-1] % format.block_size == 0
+            kept = why_never(TensorInfo(name, view.shape, view.format), arch, _ANY)
+            fits = not kept and view.shape[-1] % format.block_size == 0
             smaller = format.row_size(view.shape[-1]) < view.format.row_size(view.shape[-1]) if fits else False
-            if smaller and wanted.search(name) and "norm" not in name:
+            if smaller and wanted.search(name):
                 block, role = place(name)
                 key = {"tensor": name, "class": role, "block": "other" if block is None else f"blk.{block}"}[by]
                 groups.setdefault(key, []).append(name)

@@ -102,10 +102,14 @@ class IMatrix:
         return np.where(counts > 0, mean, np.float32(1))
 
     def merge(self, other: IMatrix) -> None:
-        """Add the sums of another matrix, as if its text had been observed too.
+        """Add the sums of another matrix, as if its text had been observed too. Where one of both has flat entries of
+        experts (see `fit`), the other says how many there are.
 
         Raises QuantError, with nothing added, where an entry has another shape.
         """
+        other = replace(other, entries=dict(other.entries))
+        for one, pattern in ((self, other), (other, self)):
+            one.fit({name: entry.squares.shape for name, entry in pattern.entries.items()})
         for name, entry in other.entries.items():
             mine = self.entries.get(name)
             if mine is not None and mine.squares.shape != entry.squares.shape:

@@ -12,6 +12,9 @@ import pytest
 import gguftools
 from gguftools.conversion.sources import METHODS
 from quant import FORMATS
+from tests.gguftools.families_table import SHARED as SHARED_CHECKPOINTS
+from tests.gguftools.families_table import checkpoints
+from tests.gguftools.families_table import table as family_table
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -149,6 +152,18 @@ def test_table_of_sources():
     assert found[1] == source_table(), "run `python -m tests.test_readme` and paste its output below the marker"
 
 
+def test_table_of_families(shared):
+    for name, those in checkpoints().items():
+        assert those, f"nothing is proven for {name}"
+    here = {folder: has for those in SHARED_CHECKPOINTS.values() for folder, has in those.items()}
+    there = {p.name: (p / "reference.json").is_file() for p in (shared / "golden" / "arch").iterdir() if p.is_dir()}
+    assert here == there
+    found = re.search(r"<!-- families:[^\n]*-->\n(.*?)\n\n", README, re.DOTALL)
+    assert found, "the marker of the table is gone"
+    assert found[1] == family_table(), "run `python -m tests.test_readme` and paste its output below the marker"
+
+
 if __name__ == "__main__":
     print(format_table())
+    print(family_table())
     print(source_table())

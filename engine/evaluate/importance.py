@@ -41,6 +41,7 @@ def collect(
     on_chunk: OnChunk | None = None,
     from_chunk: int = 0,
     state: Collection | None = None,
+    all_experts: bool = False,
 ) -> IMatrix:
     """The importance matrix of the model over `tokens`, in chunks of n_ctx that begin with BOS as in `scoring`.
 
@@ -48,10 +49,15 @@ def collect(
     output matrix) are left out unless `process_output`. score: also compute the perplexity of each chunk's second half,
     for `on_chunk`. from_chunk: chunks of the text that are left out at its beginning. state: where the sums go; one
     that has chunks already is continued behind them, and it is whole after every batch, whatever ends the run.
+    all_experts: every token counts for every expert, not only for those that it is routed to; what the model computes,
+    and with it the inputs of all other weights and the perplexity, stays that of its routing.
 
-    Raises EngineError for a text shorter than two chunks, QuantError for activations that are not finite.
+    Raises EngineError for a text shorter than two chunks and for `all_experts` of a model without any, QuantError for
+    activations that are not finite.
     """
     session.check_context(n_ctx)
+    if all_experts:
+        session.check_experts()
     tokenizer = session.tokenizer
     windows = cut(tokens, n_ctx, chunks, tokenizer.bos if tokenizer.add_bos else None, from_chunk)
     state = state if state is not None else Collection()
@@ -69,7 +75,8 @@ def collect(
             elif process_output or name.startswith("blk."):
                 into.observe(name, x, n_mat)
 
-        hidden = session.hidden(windows.inputs(lo, hi), observe=observe).reshape(hi - lo, n_ctx, -1)
+        hidden = session.hidden(windows.inputs(lo, hi), observe=observe, all_experts=all_experts)
+        hidden = hidden.reshape(hi - lo, n_ctx, -1)
         if process_output:
             for states in hidden:
                 for at in range(0, n_ctx, HEAD_ROWS):

@@ -58,6 +58,7 @@ class Build:
     activations: what products see of x, see `engine/activations.py`;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
     adapters, control: what is added to weights and between layers (`engine/adapters.py`);
+    all_experts: tokens also go through the experts that were not chosen for them, with no effect on the result;
     extra: for what one layer leaves for others, or `embed` for all.
     """
 
@@ -74,6 +75,7 @@ class Build:
     activations: str = "f32"
     adapters: Adapters = ()
     control: Mapping[int, Tensor] = field(default_factory=dict)
+    all_experts: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
     _seen: dict[tuple[Tensor, Format | None], Tensor] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ from engine.errors import EngineError
 from engine.models.arch import Hparams
 from engine.models.blocks import ffn_gated, linear, linear_experts
 from engine.models.build import Build
+from engine.ops.op import F32
 from engine.tensor import Tensor
 
 #: values of `{arch}.expert_gating_func`: how the router's logits become weights; the third takes the softmax of the
@@ -88,20 +89,41 @@ def experts(
     """Sum over each token's experts of weight * down(act(gate(x)) * up(x)): [n_embd, n].
 
     kind: of `ops.glu`, or `relu_sqr` and the like for experts without a gate (see `_activated`); gate and up may be one
-    tensor, gate first; weigh_inputs: the weights multiply x instead of the result.
+    tensor, gate first; weigh_inputs: the weights multiply x instead of the result. With `b.all_experts` the other
+    experts compute too, for whoever watches their products; what they give is not read.
     """
-    ctx, (n_embd, n) = b.ctx, x.ne[:2]
+    ctx, (n_embd, n), n_used = b.ctx, x.ne[:2], ids.ne[0]
+    if b.all_experts:
+        ids = _others_behind(b, ids)
     x = ops.reshape(ctx, x, n_embd, 1, n)
     if weigh_inputs:
-        x = ops.mul(ctx, ops.repeat(ctx, x, n_embd, weights.ne[1], n), weights)
+        factors = weights if n_used == ids.ne[0] else _ones_behind(b, weights, ids.ne[0])
+        x = ops.mul(ctx, ops.repeat(ctx, x, n_embd, ids.ne[0], n), factors)
     y = linear_experts(b, prefix + "ffn_down_exps", _activated(b, prefix, x, ids, kind, alpha, limit), ids)
+    if n_used < ids.ne[0]:
+        y = ops.view(ctx, y, (n_embd, n_used, n), y.nb[1:3])
     if not weigh_inputs:
         y = ops.mul(ctx, y, weights)
-    parts = [ops.view(ctx, y, (n_embd, n), (y.nb[2],), i * y.nb[1]) for i in range(ids.ne[0])]
+    parts = [ops.view(ctx, y, (n_embd, n), (y.nb[2],), i * y.nb[1]) for i in range(n_used)]
     total = parts[0] if len(parts) > 1 else ops.cont(ctx, parts[0])
     for one in parts[1:]:
         total = ops.add(ctx, total, one)
     return total
+
+
+def _others_behind(b: Build, ids: Tensor) -> Tensor:
+    """All experts of each token, I32 [n_expert, n]: those of `ids` [n_used, n], then the others as they lie."""
+    ctx, (n_used, n), n_expert = b.ctx, ids.ne[:2], b.h.n_expert
+    places = ops.cumsum(ctx, ops.fill(ctx, ctx.tensor(F32, n_used, n), -1.0))  # -1, -2, ...
+    ranks = ops.reshape(ctx, ops.scale(ctx, places, 1.0, n_used + 1.0), 1, n_used, n)
+    none = ops.fill(ctx, ctx.tensor(F32, 1, n_expert, n), 0.0)
+    return ops.top_k(ctx, ops.reshape(ctx, ops.set_rows(ctx, none, ranks, ids), n_expert, n), n_expert)
+
+
+def _ones_behind(b: Build, weights: Tensor, n_expert: int) -> Tensor:
+    """Weights [1, n_used, n] of the chosen experts and 1 for the others."""
+    ones = ops.fill(b.ctx, b.ctx.tensor(F32, 1, n_expert - weights.ne[1], weights.ne[2]), 1.0)
+    return ops.concat(b.ctx, weights, ones, 1)
 
 
 def _activated(b: Build, prefix: str, x: Tensor, ids: Tensor, kind: str, alpha: float, limit: float) -> Tensor:

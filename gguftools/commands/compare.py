@@ -52,6 +52,9 @@ def compare(
     if models:
         if text is None:
             raise GGUFError("which text? Name a file with -f")
+        if found and not models[0].is_dir():  # a folder is converted first, and known then
+            this = comparison.announced(models[0], text, ctx_size, chunks, stride)
+            comparison.join([*found, this], [*names, "this run"])
         warn(measure.overlaps(models, text, imatrix or ()))
         with running("compare") as step:
 

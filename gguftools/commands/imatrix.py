@@ -76,6 +76,14 @@ def collect(
     chunks: Chunks = None,
     from_chunk: Annotated[int, typer.Option("--from-chunk", "--chunk", min=0, help="Chunks to leave out first.")] = 0,
     process_output: Annotated[bool, typer.Option(help="Also watch the output matrix.")] = False,
+    all_experts: Annotated[
+        bool,
+        typer.Option(
+            "--all-experts",
+            help="Count every token for every expert of its layer, so that none stays without importance. The model "
+            "computes with the experts that its router chooses, as ever; it takes the time of all of them.",
+        ),
+    ] = False,
     parse_special: Annotated[bool, typer.Option(help="Recognise control tokens in the text.")] = False,
     no_ppl: Annotated[bool, typer.Option("--no-ppl", help="Do not compute the perplexity on the way.")] = False,
     output_frequency: Annotated[
@@ -117,6 +125,7 @@ def collect(
                 save_frequency,
                 output_format.value,
                 not restart,
+                all_experts,
             )
     except KeyboardInterrupt:
         if read_run(output) is not None:

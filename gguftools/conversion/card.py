@@ -6,6 +6,7 @@ suggest. A card is written by hand: what is no text or list of texts is left out
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -126,6 +127,24 @@ def describe(
         if texts_found := [text for n in names for text in _texts(card.get(n))]:
             pairs.append((key, texts_found))
     return name, pairs
+
+
+def write_card(metadata: Mapping[str, Any]) -> str:
+    """A model card whose front matter says what the `general.*` keys do."""
+    spellings = {f"general.{part}": names for part, names in _NAMES.items()} | _TEXTS
+    lines = [
+        f"{names[0]}: {json.dumps(metadata[key], ensure_ascii=False)}"
+        for key, names in spellings.items()
+        if isinstance(metadata.get(key), str)
+    ]
+    for key, names in _LISTS.items():
+        if key in metadata:
+            lines.append(f"{names[-1] if key.endswith('languages') else names[0]}: {json.dumps(list(metadata[key]))}")
+    count = metadata.get("general.base_model.count", 0)
+    addresses = [metadata.get(f"general.base_model.{i}.repo_url", "") for i in range(count)]
+    bases = [url.partition("huggingface.co/")[2] for url in addresses if "huggingface.co/" in url]
+    lines += [f"base_model: {json.dumps(bases)}"] if bases else []
+    return "\n".join(["---", *lines, "---", ""])
 
 
 def read_card(path: Path) -> dict[str, Any]:

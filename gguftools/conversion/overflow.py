@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,34 +31,48 @@ def settle(
     """
     items = list(items)
     checked = [item for item in items if item.format.name == "F16" and item.rows.dtype != "F16"]
-    found: dict[str, tuple[int, float]] = {}
-    for item, n, largest in in_parallel(iter(checked), _count, threads or os.cpu_count() or 1):
-        if n:
-            found[item.name] = n, largest
+    found: dict[str, _Found] = {}
+    for item, one in in_parallel(iter(checked), _count, threads or os.cpu_count() or 1):
+        if one.n:
+            found[item.name] = one
         if advance is not None:
             advance(item.n_bytes)
     if found and policy == "error":
-        total = sum(n for n, _ in found.values())
-        name = max(found, key=lambda name: found[name][1])
-        others = f" of {len(found)} tensors" if len(found) > 1 else ""
+        total = sum(one.n for one in found.values())
+        name = max(found, key=lambda name: found[name].largest)
+        top = found[name]
+        others = f" in {len(found)} tensors" if len(found) > 1 else ""
         raise GGUFError(
-            f"{total:,} weights{others} overflow F16, the largest is {found[name][1]:.6g} in '{name}'; "
-            "take another type, or --on-overflow bf16 (for such tensors) or clip"
+            f"{name}: row {top.row}, column {top.column}: {top.largest:.6g} overflows F16, {total:,} weights do"
+            f"{others}; take another type, or --on-overflow bf16 (for such tensors) or clip"
         )
     return [item if item.name not in found else _settled(item, policy) for item in items]
 
 
-def _count(item: Item) -> tuple[Item, int, float]:
-    """Number of finite weights beyond F16, and the largest magnitude."""
+@dataclass(frozen=True)
+class _Found:
+    """Number of finite weights beyond F16, the largest magnitude, and where it is."""
+
+    n: int = 0
+    largest: float = 0.0
+    row: int = -1
+    column: int = -1
+
+
+def _count(item: Item) -> tuple[Item, _Found]:
     tensor = of_item(item)
-    n, largest = 0, 0.0
+    found = _Found()
     for lo, hi in tensor.spans():
         values = np.abs(tensor.fetch(lo, hi))
-        top = float(values.max(initial=0))
-        if not top < BEYOND:
-            beyond = values[np.isfinite(values) & (values >= BEYOND)]
-            n, largest = n + beyond.size, max(largest, float(beyond.max(initial=0)))
-    return item, n, largest
+        if float(values.max(initial=0)) < BEYOND:
+            continue
+        values[~np.isfinite(values)] = 0
+        n, at = int(np.count_nonzero(values >= BEYOND)), int(values.argmax())
+        top, (row, column) = float(values.flat[at]), divmod(at, values.shape[1])
+        if top > found.largest:
+            found = _Found(found.n, top, lo + row, column)
+        found = replace(found, n=found.n + n)
+    return item, found
 
 
 def _settled(item: Item, policy: str) -> Item:

@@ -118,7 +118,9 @@ def beyond():
 
 def test_overflow_is_counted(tmp_path):
     folder = make(tmp_path / "m", beyond())
-    with pytest.raises(GGUFError, match=r"2 weights overflow F16, the largest is 1e\+06 in 'blk.0.ffn_down.weight'; "):
+    with pytest.raises(
+        GGUFError, match=r"blk.0.ffn_down.weight: row 3, column 4: 1e\+06 overflows F16, 2 weights do; "
+    ):
         convert(folder, tmp_path / "out.gguf", "f16")
     assert not (tmp_path / "out.gguf").exists()
 

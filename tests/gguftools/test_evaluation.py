@@ -214,7 +214,9 @@ def test_compare(tiny, q2, tmp_path, capsys):
     for part in ("tiny-f32.gguf", "tiny-bf16.gguf", "q2.gguf", f"{direct.divergence.mean_kld.value:.6f}", "100.00 %"):
         assert part in out
     assert main([*map(str, more), "--chunks", "2"]) == 1
-    assert "was measured with another tokens_sha256" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "was measured with another tokens_sha256" in error
+    assert "[2]" not in error  # before the run, not behind it
     other_base = ["compare", tiny["bf16"], "-f", VALID, "-c", 128, "--chunks", 3, "--records", tmp_path / "a.json"]
     assert main(list(map(str, other_base))) == 1
     assert "was measured with another base" in capsys.readouterr().err
@@ -350,6 +352,16 @@ def test_sensitivity(tiny, tmp_path, capsys):
     assert found["schema"] == "gguftools.sensitivity/1"
     assert {len(c["names"]) for c in found["costs"]} == {1, 6}
     assert "token_embd" in (tmp_path / "s.svg").read_text()
+
+
+def test_what_is_never_quantized_has_no_variant():
+    from gguftools.sensitivity import View, plan
+    from quant import get_format
+
+    names = ("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight", "blk.0.ssm_conv1d.weight", "blk.0.attn_q.bias")
+    shapes = {name: (4, 64, 64) if "exps" in name else (64, 64) for name in names}
+    tensors = {name: View(shape, get_format("F32"), np.zeros(0, np.uint8)) for name, shape in shapes.items()}
+    assert [v.names for v in plan(tensors, [get_format("Q4_0")], arch="qwen3moe")] == [("blk.0.ffn_up_exps.weight",)]
 
 
 @pytest.mark.parametrize(

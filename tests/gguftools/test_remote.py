@@ -159,3 +159,23 @@ def test_files_that_lead_elsewhere(tmp_path, hub):
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     assert names == {"config.json", "tokenizer.json", "model.safetensors"}
     assert not list(tmp_path.rglob("evil.json"))
+
+
+def test_command(tmp_path, hub, monkeypatch, capsys):
+    from gguftools.cli import main
+
+    folder = make(tmp_path / "m", weights("BF16"))
+    _, url = hub(folder)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"  # what HF_ENDPOINT sets at import
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "--remote", REPO, "--outtype", "q8_0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["output"] == "org-Tiny-1B-q8_0.gguf"
+    local = convert(folder, tmp_path / "local.gguf", "q8_0").output
+    assert [bytes(t.data) for t in GGUF(tmp_path / "org-Tiny-1B-q8_0.gguf").tensors.values()] == [
+        bytes(t.data) for t in GGUF(local).tensors.values()
+    ]
+    assert main(["convert", "--remote", REPO, "-o", "dry.gguf", "--dry-run"]) == 0
+    assert main(["convert", "--remote", "org/none"]) == 1
+    assert capsys.readouterr().err.startswith("error: org/none: ")
