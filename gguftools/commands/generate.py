@@ -231,7 +231,13 @@ def _once(writer: TextGenerator, text: str, n: int, chat: bool, json: bool, hide
     result = writer.reply(text, n, show) if chat else writer.write(text, n, show)
     if show is not None:
         show("\n")
+    _warn_if_full(result)
     return result
+
+
+def _warn_if_full(result: Result) -> None:
+    if result.stop == "context full":
+        report.warn("the context is full: use a larger -c, or --context-shift")
 
 
 def converse(writer: TextGenerator, n: int) -> None:
@@ -255,8 +261,7 @@ def converse(writer: TextGenerator, n: int) -> None:
         if message.strip():
             result = writer.reply(message, n, report.write_raw)
             report.write_raw("\n")
-            if result.stop == "context full":
-                report.warn("the context is full: use a larger -c, or --context-shift")
+            _warn_if_full(result)
     if watched:
         report.write_raw("\n")
 

@@ -161,6 +161,14 @@ def test_prompt_text_and_timings(demo):
     assert done.stdout == "The first" + hidden.stdout
 
 
+def test_a_full_context_is_said(demo):
+    done = run(demo, "-p", "word " * 100, "-c", 256, "--ignore-eos", "--temp", 0)
+    assert "warning: the context is full: use a larger -c, or --context-shift" in done.stderr
+    shifted = run(demo, "-p", "word " * 100, "-c", 256, "--ignore-eos", "--temp", 0, "--context-shift", "-n", 400)
+    assert "the context is full" not in shifted.stderr
+    assert "399 runs" in shifted.stderr
+
+
 def test_prompts_from_files_and_escapes(demo, tmp_path):
     (tmp_path / "p.txt").write_text("The first\n")
     plain = run(demo, "-p", "The first", "-n", 4, "--temp", 0).stdout
