@@ -68,7 +68,7 @@ class Cells:
         if self.window:
             single = self.owners.sum(0) == 1
             for seq in np.flatnonzero(self.owners.any(1)):
-                free |= single & self.owners[seq] & (self.pos <= self.pos_max(seq) + 1 - self.window)
+                free |= single & self.owners[seq] & (self.pos <= self.pos_max(int(seq)) + 1 - self.window)
         return free
 
     def put(self, slot: np.ndarray, pos: np.ndarray, seqs: list[tuple[int, ...]]) -> None:
