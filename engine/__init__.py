@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from engine.adapters import ControlVector, Lora
     from engine.batch import Batch
     from engine.contexts import Code, ContextParams, ModelContext
     from engine.evaluate import Divergence, Evaluation, collect, evaluate
@@ -22,6 +23,8 @@ _LAZY = {
     "ContextParams": "engine.contexts",
     "Code": "engine.contexts",
     "Batch": "engine.batch",
+    "Lora": "engine.adapters",
+    "ControlVector": "engine.adapters",
     "evaluate": "engine.evaluate.scoring",
     "collect": "engine.evaluate.importance",
     "Evaluation": "engine.evaluate.scoring",
@@ -32,9 +35,11 @@ __all__ = [
     "Batch",
     "Code",
     "ContextParams",
+    "ControlVector",
     "Divergence",
     "EngineError",
     "Evaluation",
+    "Lora",
     "ModelContext",
     "Session",
     "collect",

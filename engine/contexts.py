@@ -35,14 +35,16 @@ from engine.pooling import POOLING, pool
 from engine.tensor import Flag, Tensor
 
 if TYPE_CHECKING:
+    from engine.adapters import Adapters, ControlVector, Lora
     from engine.alloc import Allocator
     from engine.session import Session
 
 log = logging.getLogger(__name__)
 
 LAYER_NODES = 256  # of one layer with its cache, at most
+ADAPTER_NODES = 64  # of one layer for one adapter, at most
 NODE_BYTES = 512  # of a node's header and its places in the graph
-KEPT_GRAPHS = 4
+KEPT_GRAPHS = 16  # drafts are of all lengths
 
 
 class Code(IntEnum):
@@ -117,8 +119,8 @@ class _Key:
     n_kv: tuple[int, ...]
     first: int
     is_embd: bool
-    adapters: tuple
-    control: Any
+    adapters: tuple[tuple[Lora, float], ...]
+    control: ControlVector | None
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,8 @@ class ModelContext:
         self.counts = Counts(load=session.load_seconds)
         self._allocator: Allocator | None = None
         self._graphs: dict[_Key, _Built] = {}
-        self._adapters: tuple = ()
-        self._control: Any = None
+        self._adapters: tuple[tuple[Lora, float], ...] = ()
+        self._control: ControlVector | None = None
         self._rows: dict[int, int] = {}  # place in the batch -> row of the results
         self._results = np.empty((0, 0), np.float32)
         self._pooled: dict[int, np.ndarray] = {}
@@ -160,6 +162,7 @@ class ModelContext:
                 self._layout(), self.n_ctx_seq, self.n_ubatch, given.n_seq_max, given.kv_unified, given.type_k,
                 given.type_v, given.full_windows,
             )  # fmt: skip
+            self.memory.can_shift = self.memory.can_shift and not self.arch.bounded
         self._reserve()
 
     # --- sizes ---
@@ -241,6 +244,10 @@ class ModelContext:
         full = complete(
             batch, self.n_vocab, self.params.n_seq_max, pos_max, pooled or not self.causal, self.hparams.n_embd
         )
+        if self.arch.bounded and full.pos.max() >= self.hparams.n_ctx_train:
+            raise EngineError(
+                f"position {full.pos.max()} in the batch: the model has learned {self.hparams.n_ctx_train}; start anew"
+            )
         if full.n_tokens > self.n_batch:
             raise EngineError(f"the batch has {full.n_tokens} tokens, more than n_batch {self.n_batch}: cut it")
         if not self.causal and full.n_tokens > self.n_ubatch:
@@ -290,14 +297,17 @@ class ModelContext:
         return self._failed(code, message)
 
     def _fill(self, built: _Built, step: Step) -> None:
-        u, io = step.ubatch, built.prepared.io
-        if u.tokens is not None:
-            io["tokens"].array()[...] = u.tokens
-        else:
-            io["embd"].array()[...] = u.embd
-        io["positions"].array()[...] = u.pos
-        if "rows" in io:
-            io["rows"].array()[...] = np.flatnonzero(u.outputs) if u.n_outputs else u.n_tokens - 1
+        u = step.ubatch
+        values = {
+            "tokens": u.tokens,
+            "embd": u.embd,
+            "positions": u.pos,
+            "rows": np.flatnonzero(u.outputs) if u.n_outputs else u.n_tokens - 1,
+        }
+        for name, value in values.items():
+            tensor = built.prepared.io.get(name)
+            if tensor is not None and tensor.buffer is not None:  # a model without attention asks for no positions
+                tensor.array()[...] = value
         if built.reads is not None:
             built.reads.fill(step)
 
@@ -402,16 +412,28 @@ class ModelContext:
         self._graphs[key] = built
         return built
 
+    def set_adapters(self, adapters: Adapters = (), control: ControlVector | None = None) -> None:
+        """Add LoRA adapters with their strengths, and a control vector, to all graphs from now on, instead of those
+        before. What is in memory stays as it was computed."""
+        used = tuple((lora, float(strength)) for lora, strength in adapters if strength)
+        if (used, control) != (self._adapters, self._control):
+            self._adapters, self._control = used, control
+            self._reserve()
+
+    @property
+    def _n_nodes(self) -> int:
+        """Nodes of a graph, at most."""
+        return max(2048, (LAYER_NODES + ADAPTER_NODES * len(self._adapters)) * self.hparams.n_layer)
+
     def _build(self, key: _Key) -> _Built:
         reads = None
-        memory: SequenceMemory = Windows(1)
+        memory: SequenceMemory = Windows(1, self.params.causal)
         if self.memory is not None:
             forced = None if self.causal == self.arch.causal else self.causal
             memory = reads = CacheReads(self.memory, key.n_seqs, key.n_kv, key.first, causal=forced)
-        n_nodes = max(2048, LAYER_NODES * self.hparams.n_layer)
-        ctx = Context(max(16 << 20, n_nodes * NODE_BYTES))
+        ctx = Context(max(16 << 20, self._n_nodes * NODE_BYTES))
         io = self._io(ctx, key, memory)
-        graph = Graph(n_nodes, ctx)
+        graph = Graph(self._n_nodes, ctx)
         for node in reads.stores if reads is not None else ():
             graph.expand(node)
         graph.expand(io["result"])
@@ -431,6 +453,8 @@ class ModelContext:
 
         io: dict[str, Tensor] = {}
         b = Build(ctx, self.arch, self.hparams, self.session.weights, memory, n_ctx=self.n_ctx_seq)
+        b.activations = self.session.activations
+        b.adapters, b.control = key.adapters, key.control.directions if key.control is not None else {}
         if key.is_embd:
             b.embd = add("embd", F32, self.hparams.n_embd, key.n_tokens)
         else:
@@ -452,8 +476,9 @@ class ModelContext:
         """What the layers ask of memory: the graph of one token is built for it, and thrown away."""
 
         def build(recorder: Recorder) -> None:
-            n_nodes = max(2048, LAYER_NODES * self.hparams.n_layer)
-            self._io(Context(max(16 << 20, n_nodes * NODE_BYTES)), _Key(1, 1, 1, (), 0, False, (), None), recorder)
+            self._io(
+                Context(max(16 << 20, self._n_nodes * NODE_BYTES)), _Key(1, 1, 1, (), 0, False, (), None), recorder
+            )
 
         return record(build)
 

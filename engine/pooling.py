@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.session import Session
 
 #: name -> what it makes of states [n_tokens, n_embd]
 POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -22,7 +26,7 @@ POOLING = ("none", *POOLINGS)
 BY_NUMBER = dict(enumerate(POOLING))
 
 
-def pooling_of(value: int | None) -> str | None:
+def name_of(value: int | None) -> str | None:
     """The name of a file's pooling, None if it names none. Raises EngineError for kinds that are not here."""
     if not value:
         return None
@@ -59,3 +63,40 @@ def normalize(x: np.ndarray, norm: int = 2) -> np.ndarray:
     else:
         length = (size**norm).sum(-1, keepdims=True) ** (1.0 / norm)
     return np.divide(x, length, out=np.zeros(x.shape), where=length > 0).astype(np.float32)
+
+
+def pooling_of(session: Session, wanted: str | None) -> str:
+    """The pooling that was asked for, or the model's own. Raises EngineError for one that there is not."""
+    if wanted is not None and wanted not in POOLING:
+        raise EngineError(f"there is no pooling '{wanted}'; use one of {', '.join(POOLING)}")
+    if wanted is not None:
+        return wanted
+    number = session.metadata.get(f"{session.arch.name}.pooling_type")
+    return "mean" if number is None else name_of(number) or "none"
+
+
+def embed_texts(
+    session: Session,
+    texts: Sequence[Sequence[int]],
+    kind: str,
+    norm: int = 2,
+    n_batch: int = 512,
+    causal: bool | None = None,
+) -> list[np.ndarray]:
+    """Vectors of texts (ids): float32 [n_embd], or for pooling none [n_tokens, n_embd]. Texts of one length run
+    together, up to n_batch tokens at once. Raises EngineError for a text that is empty or too long."""
+    out: list[np.ndarray] = [np.empty(0)] * len(texts)
+    by_length: dict[int, list[int]] = {}
+    for i, ids in enumerate(texts):
+        if len(ids) == 0:
+            raise EngineError(f"text {i + 1} is empty: there is nothing to embed")
+        session.check_context(len(ids))
+        by_length.setdefault(len(ids), []).append(i)
+    for length, members in by_length.items():
+        step = max(1, n_batch // length)
+        for lo in range(0, len(members), step):
+            some = members[lo : lo + step]
+            hidden = session.hidden(np.array([list(texts[i]) for i in some]), causal=causal)
+            for i, rows in zip(some, hidden.reshape(len(some), length, -1)):
+                out[i] = normalize(rows.copy() if kind == "none" else pool(rows, kind), norm)
+    return out

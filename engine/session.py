@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
+from engine.activations import check as check_activations
 from engine.backends import Backend, Status, get_backend
 from engine.backends.base import AbortCallback, Timing
 from engine.context import Context
@@ -50,7 +52,7 @@ class Session:
     tokens builds and plans nothing (`graphs_built`, `graphs_reused` count).
 
     backend: a name, or a backend (a `Scheduler` too); threads: of it, for one token at a time; threads_batch: for many
-    at once, the same by default; None means all cores.
+    at once, the same by default; None means all cores; activations: see `engine/activations.py`.
 
     Raises EngineError for an architecture we do not have, for missing or unknown tensors and for wrong shapes.
     """
@@ -62,9 +64,11 @@ class Session:
         backend: str | Backend | Scheduler = "cpu",
         threads: int | None = None,
         threads_batch: int | None = None,
+        activations: str = "f32",
     ):
         self.metadata = metadata
         self.graphs_built = self.graphs_reused = 0
+        self.activations = check_activations(activations)
         self._vocab_only = tensors is None
         if tensors is None:
             return
@@ -98,6 +102,16 @@ class Session:
         """Token ids -> text."""
         return self.tokenizer.detokenize(ids)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights' names, shapes, formats and first bytes: tells models apart."""
+        self._need_weights()
+        digest = hashlib.sha256(self.arch.name.encode())
+        for name, tensor in sorted(self.weights.items()):
+            digest.update(f"{name} {tensor.ne} {tensor.format}".encode())
+            digest.update(tensor.raw()[:256].tobytes())
+        return digest.hexdigest()
+
     @property
     def n_ctx_train(self) -> int:
         """The context length that the model was trained for."""
@@ -127,13 +141,15 @@ class Session:
         first: int = 0,
         last: int | None = None,
         observe: Observer | None = None,
+        causal: bool | None = None,
         all_experts: bool = False,
     ) -> np.ndarray:
         """Normalised hidden states of positions first..last-1 of each window: float32 [n_windows * positions, n_embd].
 
         windows: int [n_windows, n_tokens], independent sequences of equal length. observe: see Observer; it is called
-        for every product with a weight, of all positions whose hidden state is computed. all_experts: it sees every
-        token go through every expert, the chosen ones first; the hidden states are those of the chosen ones.
+        for every product with a weight, of all positions whose hidden state is computed. causal: whether tokens see
+        only what is before them, None: as the model was made. all_experts: it sees every token go through every expert,
+        the chosen ones first; the hidden states are those of the chosen ones.
         """
         windows = np.asarray(windows)
         n_seq, n_tokens = self._check(windows)
@@ -141,7 +157,7 @@ class Session:
         rows = None
         if (first, last) != (0, n_tokens):
             rows = (np.arange(n_seq)[:, None] * n_tokens + np.arange(first, last)).astype(np.int32).reshape(-1)
-        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size, all_experts)
+        prepared = self.prepared_body(n_seq, n_tokens, None if rows is None else rows.size, causal, all_experts)
         io = prepared.io
         io["tokens"].array()[...] = windows.reshape(-1)
         if io["positions"].buffer is not None:  # models without positions do not read them
@@ -159,11 +175,16 @@ class Session:
         return prepared.io["result"].array()[0, 0]
 
     def prepared_body(
-        self, n_seq: int, n_tokens: int, n_rows: int | None = None, all_experts: bool = False
+        self,
+        n_seq: int,
+        n_tokens: int,
+        n_rows: int | None = None,
+        causal: bool | None = None,
+        all_experts: bool = False,
     ) -> Prepared:
         """The graph from tokens to hidden states, built and planned now if it is not there yet."""
         self._need_weights()
-        return self._graph(("body", n_seq, n_tokens, n_rows, all_experts), n_seq * n_tokens)
+        return self._graph(("body", n_seq, n_tokens, n_rows, causal, all_experts), n_seq * n_tokens)
 
     def prepared_head(self, n: int) -> Prepared:
         """The graph from `n` hidden states to logits."""
@@ -265,7 +286,13 @@ class Session:
         return self._prepared[key]
 
     def _build_body(
-        self, ctx: Context, n_seq: int, n_tokens: int, n_rows: int | None, all_experts: bool
+        self,
+        ctx: Context,
+        n_seq: int,
+        n_tokens: int,
+        n_rows: int | None,
+        causal: bool | None,
+        all_experts: bool,
     ) -> dict[str, Tensor]:
         io = {
             "tokens": _input(ctx, I32, n_seq * n_tokens, name="tokens"),
@@ -273,7 +300,7 @@ class Session:
         }
         if n_rows is not None:
             io["rows"] = _input(ctx, I32, n_rows, name="rows")
-        build = self._build(ctx, n_seq)
+        build = self._build(ctx, n_seq, causal)
         build.tokens, build.positions, build.out_rows = io["tokens"], io["positions"], io.get("rows")
         build.all_experts = all_experts
         io["result"] = build.body()
@@ -283,8 +310,9 @@ class Session:
         hidden = _input(ctx, F32, self.hparams.n_embd, n, name="hidden")
         return {"hidden": hidden, "result": self.arch.head(self._build(ctx, n), hidden)}
 
-    def _build(self, ctx: Context, n_seq: int) -> Build:
-        return Build(ctx, self.arch, self.hparams, self.weights, Windows(n_seq))
+    def _build(self, ctx: Context, n_seq: int, causal: bool | None = None) -> Build:
+        windows = Windows(n_seq, causal)
+        return Build(ctx, self.arch, self.hparams, self.weights, windows, activations=self.activations)
 
 
 def _input(ctx: Context, format: Format, *ne: int, name: str) -> Tensor:

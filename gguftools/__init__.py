@@ -17,14 +17,21 @@ from gguftools._version import __version__
 from gguftools.errors import GGUFError
 
 if TYPE_CHECKING:
+    from gguftools.adapter_files import load_control, load_lora
+    from gguftools.conversion.lora import convert_lora
     from gguftools.conversion.run import convert
     from gguftools.demonstration import demo, demo_folder, demo_model, demo_text
+    from gguftools.embedding import embed
     from gguftools.exporting.run import export
+    from gguftools.generating import TextGenerator, generate
     from gguftools.gguf.reader import GGUF as open
     from gguftools.loading import load
+    from gguftools.lora_merge import merge_lora
     from gguftools.measure import compare, imatrix, perplexity
     from gguftools.quantize_file import Settings, ladder, quantize
     from gguftools.recipe_file import load_recipe, recipe_of_file
+    from gguftools.refining import Calibration, refine
+    from gguftools.session_file import load_session, save_session
     from gguftools.templates import render
     from gguftools.toolbox.byte_order import convert_endian
     from gguftools.toolbox.check import check
@@ -44,6 +51,8 @@ _LAZY = {
     "quantize": ("gguftools.quantize_file", "quantize"),
     "ladder": ("gguftools.quantize_file", "ladder"),
     "Settings": ("gguftools.quantize_file", "Settings"),
+    "refine": ("gguftools.refining", "refine"),
+    "Calibration": ("gguftools.refining", "Calibration"),
     "load_recipe": ("gguftools.recipe_file", "load_recipe"),
     "recipe_of_file": ("gguftools.recipe_file", "recipe_of_file"),
     "imatrix": ("gguftools.measure", "imatrix"),
@@ -57,12 +66,21 @@ _LAZY = {
     "Edits": ("gguftools.toolbox.edit", "Edits"),
     "export": ("gguftools.exporting.run", "export"),
     "hash": ("gguftools.toolbox.hashes", "hash_file"),
+    "merge_lora": ("gguftools.lora_merge", "merge_lora"),
+    "convert_lora": ("gguftools.conversion.lora", "convert_lora"),
     "merge": ("gguftools.toolbox.split", "merge"),
     "split": ("gguftools.toolbox.split", "split"),
     "verify": ("gguftools.toolbox.verify", "verify"),
     "check": ("gguftools.toolbox.check", "check"),
     "open_vocabulary": ("gguftools.vocabulary", "open_vocabulary"),
     "render": ("gguftools.templates", "render"),
+    "embed": ("gguftools.embedding", "embed"),
+    "generate": ("gguftools.generating", "generate"),
+    "TextGenerator": ("gguftools.generating", "TextGenerator"),
+    "load_control": ("gguftools.adapter_files", "load_control"),
+    "load_lora": ("gguftools.adapter_files", "load_lora"),
+    "load_session": ("gguftools.session_file", "load_session"),
+    "save_session": ("gguftools.session_file", "save_session"),
     "demo": ("gguftools.demonstration", "demo"),
     "demo_model": ("gguftools.demonstration", "demo_model"),
     "demo_text": ("gguftools.demonstration", "demo_text"),
@@ -70,14 +88,17 @@ _LAZY = {
 }
 
 __all__ = [
+    "Calibration",
     "Edits",
     "GGUFError",
     "Settings",
+    "TextGenerator",
     "__version__",
     "check",
     "compare",
     "convert",
     "convert_endian",
+    "convert_lora",
     "demo",
     "demo_folder",
     "demo_model",
@@ -85,20 +106,28 @@ __all__ = [
     "dequantize",
     "diff",
     "edit",
+    "embed",
     "export",
+    "generate",
     "hash",
     "imatrix",
     "inspect",
     "ladder",
     "load",
+    "load_control",
+    "load_lora",
     "load_recipe",
+    "load_session",
     "merge",
+    "merge_lora",
     "open",
     "open_vocabulary",
     "perplexity",
     "quantize",
     "recipe_of_file",
+    "refine",
     "render",
+    "save_session",
     "split",
     "verify",
 ]

@@ -30,10 +30,13 @@ from gguftools.commands.demo import demo
 from gguftools.commands.dequantize import dequantize
 from gguftools.commands.diff import diff
 from gguftools.commands.edit import edit
+from gguftools.commands.embed import embed
 from gguftools.commands.export import export
+from gguftools.commands.generate import generate
 from gguftools.commands.hash import hash_
 from gguftools.commands.imatrix import imatrix_app
 from gguftools.commands.inspect import inspect
+from gguftools.commands.merge_lora import merge_lora
 from gguftools.commands.perplexity import perplexity
 from gguftools.commands.quantize import quantize
 from gguftools.commands.recipe import recipe_app
@@ -50,10 +53,9 @@ from quant.errors import QuantError
 
 _INTERRUPTED = 130  # exit code, as shells have it
 
-COMMANDS = (
-    *(demo, convert, export, quantize, perplexity, compare, sensitivity, report_, inspect, tokenize, template, trace),
-)
-TOOLBOX = (check, edit, diff, hash_, verify, split, merge, convert_endian, dequantize)
+RUNNING = (demo, convert, export, quantize, generate, embed, perplexity, compare, sensitivity, report_)
+LOOKING = (inspect, tokenize, template, trace)
+TOOLBOX = (check, edit, diff, hash_, verify, split, merge, merge_lora, convert_endian, dequantize)
 GROUPS = (imatrix_app, recipe_app)
 
 app = typer.Typer(
@@ -63,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (*COMMANDS, *TOOLBOX):
+for command in (*RUNNING, *LOOKING, *TOOLBOX):
     app.command(command.__name__.strip("_").replace("_", "-"))(command)
 for group in GROUPS:
     app.add_typer(group)

@@ -49,18 +49,18 @@ class ModelFile:
 
 
 @contextlib.contextmanager
-def opened(model: Name, threads: int | None = None) -> Iterator[tuple[Session, ModelFile]]:
+def opened(model: Name, threads: int | None = None, activations: str = "f32") -> Iterator[tuple[Session, ModelFile]]:
     """A model to run and what is known of its file: GGUF, or a folder of safetensors, which is converted for the time
-    being. Raises GGUFError and EngineError as `load` and `convert` do."""
+    being. activations: as `load` takes them. Raises GGUFError and EngineError as `load` and `convert` do."""
     path = Path(model)
     if not path.is_dir():
-        yield load(path, threads=threads), describe(path)
+        yield load(path, threads=threads, activations=activations), describe(path)
         return
     from gguftools.conversion.run import convert
 
     with tempfile.TemporaryDirectory(prefix="gguftools-") as folder:
         converted = convert(path, Path(folder) / f"{path.resolve().name}.gguf", threads=threads).output
-        yield load(converted, threads=threads), describe(converted, str(path))
+        yield load(converted, threads=threads, activations=activations), describe(converted, str(path))
 
 
 def describe(path: Path, name: str | None = None) -> ModelFile:
@@ -88,11 +88,12 @@ def perplexity(
     on_chunk: Callable | None = None,
     stride: int = 0,
     partial: bool = False,
+    activations: str = "f32",
 ) -> Evaluation:
     """Perplexity of a model file over a text file; with a base model also the divergence from it.
 
     model, base: GGUF files, or folders of safetensors; partial: an interruption ends the run, and what is measured by
-    then is returned.
+    then is returned; activations: of the model, see `load` (the base's are float32).
 
     >>> import gguftools
     >>> result = gguftools.perplexity(gguftools.demo_model(), gguftools.demo_text("valid"), n_ctx=256, chunks=2)
@@ -101,7 +102,8 @@ def perplexity(
 
     Raises GGUFError and EngineError as `load` and `engine.evaluate` do.
     """
-    return measured([model], text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride, partial)[0][1]
+    models = [model]
+    return measured(models, text, n_ctx, chunks, base, n_batch, threads, on_chunk, stride, partial, activations)[0][1]
 
 
 def compare(
@@ -137,6 +139,7 @@ def measured(
     on_chunk: Callable | None = None,
     stride: int = 0,
     partial: bool = False,
+    activations: str = "f32",
 ) -> list[tuple[ModelFile, Evaluation]]:
     """As `compare`, with what is known of the files. A model that is the base itself is not run twice."""
     from engine.evaluate import evaluate
@@ -146,8 +149,8 @@ def measured(
         sessions: list[Session] = []
         files = []
         for model in models:
-            session, file = stack.enter_context(opened(model, threads))
-            if base_session is not None and base is not None and Path(model) == Path(base):
+            session, file = stack.enter_context(opened(model, threads, activations))
+            if activations == "f32" and base_session is not None and base is not None and Path(model) == Path(base):
                 session = base_session
             sessions.append(session)
             files.append(file)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gguftools.conversion.options import Options
 from gguftools.errors import GGUFError
 from gguftools.files import check_output
 from gguftools.gguf.reader import TensorView
@@ -45,6 +46,7 @@ from quant.recipes import Recipe
 
 SLAB = 1 << 23  # weights that `convert_tensor` holds as float32 at a time
 NON_FINITE = ("error", "zero")
+WEIGHTINGS = ("reference", "robust")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ class Settings:
     blocks to leave out; keep_split: one output per shard of the source; override_kv: `KEY=TYPE:VALUE`; on_nonfinite:
     "error", or "zero" to take 0 for values that are not finite; record, sidecar: note how each tensor was made, in the
     file or beside it; reuse: an older output whose unchanged tensors are taken over; max_buffer: bytes of weights in
-    work at a time; pre, selftest: as `convert` takes them, for Hugging Face folders.
+    work at a time; conversion: options for Hugging Face folders, of which `split` also counts for the output; finished:
+    tensors that are ready in the planned type, name -> file with their bytes: then importance counts as there, as it
+    was used in making them; weighting: of weights without importance, "reference", or "robust": as if all columns were
+    equally important, which is better for most types (see the README).
     """
 
     include_weights: tuple[str, ...] = ()
@@ -68,8 +73,9 @@ class Settings:
     sidecar: bool = False
     reuse: Path | None = None
     max_buffer: int | None = None
-    pre: str | None = None
-    selftest: bool = False
+    conversion: Options | None = None
+    finished: Mapping[str, Path] | None = None
+    weighting: str = "reference"
 
 
 def quantize(
@@ -221,8 +227,10 @@ def _make(
     recipes = [_recipe(wish.preset) for wish in wishes]
     if settings.on_nonfinite not in NON_FINITE:
         raise GGUFError(f"unknown way with values that are not finite '{settings.on_nonfinite}'; there are error, zero")
+    if settings.weighting not in WEIGHTINGS:
+        raise GGUFError(f"unknown weighting '{settings.weighting}'; there are {', '.join(WEIGHTINGS)}")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(source, settings.pre, settings.selftest))
+        model = stack.enter_context(open_model(source, settings.conversion))
         model = prune(override(model, settings.override_kv), settings.prune_layers)
         importance = _importance(imatrix, model, settings)
         planned = [
@@ -238,8 +246,8 @@ def _make(
         hashed = settings.record or settings.sidecar or old is not None
         scanned = _scan(model, settings, hashed, threads, progress)
         model = _repaired(model, scanned)
-        fingerprints = _Fingerprints(model, importance, scanned) if hashed else None
-        plans = [_Made(output, _reused(output, old, fingerprints)) for output in planned]
+        fingerprints = _Fingerprints(model, importance, scanned, settings.weighting) if hashed else None
+        plans = [_Made(output, _reused(output, old, fingerprints) | _ready(output, settings)) for output in planned]
         return _write(model, plans, importance, inputs, fingerprints, threads, progress, settings)
 
 
@@ -266,12 +274,14 @@ def _plan(
     """Types, file layout and what is to be said. Raises what can be known without reading weights."""
     applied = apply_options(recipe, options)
     tensors = [TensorInfo(t.name, t.shape, t.format) for t in model.tensors.values()]
-    choices = plan(tensors, model.metadata, applied, importance is not None)
+    weighted = importance is not None or settings.finished is not None
+    choices = plan(tensors, model.metadata, applied, weighted)
     origins = {name: t.origin for name, t in model.tensors.items()}
     known = None if importance is None else {name for name, origin in origins.items() if origin in importance}
     warnings = []
     try:
-        check_plan(choices, known, allow_requantize)
+        weighted_all = settings.finished is not None or settings.weighting == "robust"
+        check_plan(choices, set(origins) if weighted_all else known, allow_requantize)
     except QuantError as error:
         if not dry_run:
             raise
@@ -304,15 +314,18 @@ def _default_path(model: Model, wish: _Wish, recipe: Recipe) -> Path:
 
 
 def _layouts(path: Path, model: Model, fields: list, choices: Sequence[Choice], settings: Settings) -> list[File]:
-    if not (settings.keep_split and model.shards):
+    shards = model.shards if settings.keep_split else ()
+    if settings.conversion is not None and settings.conversion.split is not None:
+        shards = tuple(map(tuple, settings.conversion.split.groups([(c.name, c.n_bytes) for c in choices])))
+    if len(shards) < 2:
         return [layout(path, [*fields, *_recorded_fields(len(choices), settings)], choices)]
     by_name = {c.name: c for c in choices}
     stem = path.with_name(path.name.removesuffix(".gguf"))
     files = []
-    for i, names in enumerate(model.shards):
+    for i, names in enumerate(shards):
         own = [by_name[name] for name in names]
-        more = split_fields(i, len(model.shards), len(choices)) + _recorded_fields(len(own), settings)
-        files.append(layout(shard_path(stem, i, len(model.shards)), [*(fields if i == 0 else []), *more], own))
+        more = split_fields(i, len(shards), len(choices)) + _recorded_fields(len(own), settings)
+        files.append(layout(shard_path(stem, i, len(shards)), [*(fields if i == 0 else []), *more], own))
     return files
 
 
@@ -353,8 +366,10 @@ def _repaired(model: Model, scanned: dict[str, Scanned]) -> Model:
 class _Fingerprints:
     """SHA-256 of what each tensor of an output is made from, by its name."""
 
-    def __init__(self, model: Model, importance: importances.Importance | None, scanned: dict[str, Scanned]) -> None:
-        self._model, self._importance = model, importance
+    def __init__(
+        self, model: Model, importance: importances.Importance | None, scanned: dict[str, Scanned], weighting: str
+    ) -> None:
+        self._model, self._importance, self._weighting = model, importance, weighting
         self._sources = {name: s.digest for name, s in scanned.items()}
         self._importances: dict[str, str] = {}
 
@@ -364,7 +379,7 @@ class _Fingerprints:
 
     def importance(self, choice: Choice) -> str:
         """Of what matters for this tensor: nothing, where it is copied or its type ignores importance."""
-        find = _importance_of(self._model.tensors[choice.name], choice, self._importance)
+        find = _importance_of(self._model.tensors[choice.name], choice, self._importance, self._weighting)
         if find is None:
             return importance_digest(None)
         if choice.name not in self._importances:
@@ -373,11 +388,14 @@ class _Fingerprints:
 
 
 def _importance_of(
-    tensor: SourceTensor, choice: Choice, importance: importances.Importance | None
+    tensor: SourceTensor, choice: Choice, importance: importances.Importance | None, weighting: str
 ) -> Callable[[], np.ndarray] | None:
-    if importance is None or choice.is_copy or choice.target.kernels.quantize_weighted is None:
+    if choice.is_copy or choice.target.kernels.quantize_weighted is None:
         return None
-    return importance.of(tensor.origin)
+    found = None if importance is None else importance.of(tensor.origin)
+    if found is None and weighting == "robust":
+        return lambda: np.ones((1, tensor.n), np.float32)
+    return found
 
 
 @dataclass(frozen=True)
@@ -404,6 +422,30 @@ def _reused(output: _Output, old: records.Old | None, fingerprints: _Fingerprint
             "leave out --reuse"
         )
     return found
+
+
+def _ready(output: _Output, settings: Settings) -> dict[str, SourceTensor]:
+    """Tensors that were made before."""
+    found = {}
+    for choice in output.choices:
+        path = (settings.finished or {}).get(choice.name)
+        if path is None or choice.is_copy:
+            continue
+        if not path.is_file() or path.stat().st_size != choice.n_bytes:
+            raise GGUFError(
+                f"{path}: is not tensor '{choice.name}' as {choice.target}; remove the folder and run again"
+            )
+        found[choice.name] = _of_file(choice, np.memmap(path, np.uint8, "r"))
+    return found
+
+
+def _of_file(choice: Choice, data: np.ndarray) -> SourceTensor:
+    size = choice.target.row_size(choice.shape[-1])
+
+    def fetch(lo: int, hi: int) -> np.ndarray:
+        return data[lo * size : hi * size].reshape(hi - lo, size)
+
+    return SourceTensor(choice.name, choice.name, choice.name, choice.shape, choice.target, fetch)
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------------
@@ -434,10 +476,14 @@ def _write(
         recorded[file.path] = found
         return _with_record(file, found) if settings.record else file.header
 
-    about = (settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers)
+    ready = [(name, path.stat().st_mtime_ns) for name, path in sorted((settings.finished or {}).items())]
+    about = (
+        settings.on_nonfinite, settings.include_weights, settings.exclude_weights, settings.prune_layers, ready,
+        settings.weighting,
+    )  # fmt: skip
     written = assemble(
-        files, _jobs(model, made, importance), inputs, about, header, threads, settings.max_buffer, progress,
-        hashed=settings.record or settings.sidecar,
+        files, _jobs(model, made, importance, settings.weighting), inputs, about, header, threads, settings.max_buffer,
+        progress, hashed=settings.record or settings.sidecar,
     )  # fmt: skip
     results, number = [], 0
     for m in made:
@@ -449,7 +495,7 @@ def _write(
     return results
 
 
-def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importance | None) -> list[Job]:
+def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importance | None, weighting: str) -> list[Job]:
     """A job per tensor, in the order of the first output."""
     places: dict[str, list[Place]] = {}
     finders: dict[str, Callable[[], np.ndarray] | None] = {}
@@ -462,7 +508,7 @@ def _jobs(model: Model, made: Sequence[_Made], importance: importances.Importanc
                 place = Place(number, choice.target, file.offsets[choice.name], reused, measured)
                 places.setdefault(choice.name, []).append(place)
                 if not finders.get(choice.name):
-                    finders[choice.name] = _importance_of(model.tensors[choice.name], choice, importance)
+                    finders[choice.name] = _importance_of(model.tensors[choice.name], choice, importance, weighting)
             number += 1
     return [
         Job(

@@ -43,6 +43,8 @@ WITHOUT_KERNELS = (
     "engine/batch.py",
     "engine/contexts.py",
     "engine/pooling.py",
+    "engine/adapters.py",
+    "engine/activations.py",
     "engine/generation",
 )
 

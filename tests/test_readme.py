@@ -1,5 +1,6 @@
 """The README is executed: its commands, its Python, its table of formats."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 import gguftools
 from gguftools.conversion.sources import METHODS
 from quant import FORMATS
+from tests.gguftools.families_table import SHARED as SHARED_CHECKPOINTS
+from tests.gguftools.families_table import checkpoints
+from tests.gguftools.families_table import table as family_table
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,13 +34,30 @@ def test_there_is_something_to_execute():
     assert "pip install '.[test]' && pytest\n" in SHELL[3]
 
 
+def adapter(folder: Path) -> Path:
+    """A LoRA adapter for the demo model, as PEFT saves it."""
+    path = folder / "adapter"
+    path.mkdir()
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    halves = {"A": [2, 256], "B": [256, 2]}
+    header = {
+        name.format(half): {"dtype": "F32", "shape": shape, "data_offsets": [2048 * i, 2048 * (i + 1)]}
+        for i, (half, shape) in enumerate(halves.items())
+    }
+    text = json.dumps(header).encode()
+    (path / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4096))
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    return path
+
+
 @pytest.mark.slow
 def test_commands(tmp_path):
     """Every `gguftools` line, in order, in one folder, as a user's shell would run them."""
     lines = [line for body in SHELL[1:3] for line in body.splitlines() if line.startswith("gguftools ")]
     assert len(lines) >= 16
     script = "set -eu\n" + "\n".join(lines)
-    names = environment(MODEL=str(gguftools.demo_folder()), TEXT=str(gguftools.demo_text("valid")))
+    files = {"MODEL": gguftools.demo_folder(), "TEXT": gguftools.demo_text("valid"), "ADAPTER": adapter(tmp_path)}
+    names = environment(**{name: str(path) for name, path in files.items()})
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=names, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Final estimate: PPL = " in done.stdout
@@ -131,6 +152,18 @@ def test_table_of_sources():
     assert found[1] == source_table(), "run `python -m tests.test_readme` and paste its output below the marker"
 
 
+def test_table_of_families(shared):
+    for name, those in checkpoints().items():
+        assert those, f"nothing is proven for {name}"
+    here = {folder: has for those in SHARED_CHECKPOINTS.values() for folder, has in those.items()}
+    there = {p.name: (p / "reference.json").is_file() for p in (shared / "golden" / "arch").iterdir() if p.is_dir()}
+    assert here == there
+    found = re.search(r"<!-- families:[^\n]*-->\n(.*?)\n\n", README, re.DOTALL)
+    assert found, "the marker of the table is gone"
+    assert found[1] == family_table(), "run `python -m tests.test_readme` and paste its output below the marker"
+
+
 if __name__ == "__main__":
     print(format_table())
+    print(family_table())
     print(source_table())

@@ -49,6 +49,8 @@ class CacheMemory:
             kept = 0 if full_windows else window
             self.caches.append(KVCache(layers, kept, cells, n_seq_max, self.unified, k, v))
         self.states = States(layout.states, n_seq_max) if layout.states else None
+        #: whether positions can be moved: keys are rotated, or know no positions, and there are no states
+        self.can_shift = self.states is None and all(a.shifts for a in layout.attention.values())
         self.cache_of = {i: c for c, cache in enumerate(self.caches) for i in cache.layers}
 
     @property
@@ -144,11 +146,6 @@ class CacheMemory:
         self._check(seq)
         for part in self._parts:
             part.keep(seq)
-
-    @property
-    def can_shift(self) -> bool:
-        """Whether positions can be moved: keys are rotated, or know no positions, and there are no states."""
-        return self.states is None and all(a.shifts for a in self.layout.attention.values())
 
     def add(self, seq: int, first: int, last: int, delta: int) -> None:
         """Move positions first..last-1 of a sequence by `delta`; keys are rotated before the next batch. Raises

@@ -58,6 +58,8 @@ class Hparam:
             return self.default
         try:
             return self.default(so_far)
+        except EngineError as error:
+            raise EngineError(f"{where}: {error}") from None
         except (ZeroDivisionError, TypeError, AttributeError):
             raise EngineError(f"{where}: cannot be derived from the other parameters: the file is damaged") from None
 

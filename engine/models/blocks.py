@@ -5,7 +5,10 @@ Shapes are in ggml's order, axis 0 first; `n` is the number of tokens of all seq
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine import ops
+from engine.adapters import Pair
 from engine.models.arch import at
 from engine.models.build import Build
 from engine.tensor import Tensor
@@ -13,26 +16,45 @@ from engine.tensor import Tensor
 
 def embed_tokens(b: Build) -> Tensor:
     """The embeddings of the tokens: [n_embd, n]."""
-    return ops.get_rows(b.ctx, b.w["token_embd.weight"], b.tokens)
+    x = ops.get_rows(b.ctx, b.w["token_embd.weight"], b.tokens)
+    for pair, factor in _changes(b, "token_embd"):
+        change = ops.mul_mat(b.ctx, pair.b, ops.get_rows(b.ctx, pair.a, b.tokens))
+        x = ops.add(b.ctx, x, ops.scale(b.ctx, change, factor))
+    return x
+
+
+def _changes(b: Build, name: str) -> Iterator[tuple[Pair, float]]:
+    """What adapters change of a weight, and how much."""
+    for adapter, strength in b.adapters:
+        pair = adapter.pairs.get(name + ".weight")
+        if pair is not None:
+            yield pair, pair.scale * strength
 
 
 def linear(b: Build, name: str, x: Tensor, scaled: bool = True) -> Tensor:
     """x times the weight `name`, plus its bias if the model has one. Every product of a weight matrix comes through
     here, or through `linear_experts`. scaled: whether a tensor `<name>.scale` is a factor of the result."""
-    y = ops.mul_mat(b.ctx, b.w[name + ".weight"], x)
+    weight = b.w[name + ".weight"]
+    y = ops.mul_mat(b.ctx, weight, b.seen(weight, x))
     scale = b.w.get(name + ".scale")  # of the whole tensor, for formats whose block scales are small (NVFP4)
     y = ops.mul(b.ctx, y, scale) if scaled and scale is not None else y
+    for pair, factor in _changes(b, name):
+        y = ops.add(b.ctx, y, ops.scale(b.ctx, ops.mul_mat(b.ctx, pair.b, ops.mul_mat(b.ctx, pair.a, x)), factor))
     bias = b.w.get(name + ".bias")
     return y if bias is None else ops.add(b.ctx, y, bias)
 
 
 def linear_experts(b: Build, name: str, x: Tensor, ids: Tensor) -> Tensor:
     """x [k, 1 or n_used, n] through the experts `ids` I32 [n_used, n] of the weight `name`: [rows, n_used, n]."""
-    y = ops.mul_mat_id(b.ctx, b.w[name + ".weight"], x, ids)
+    weight = b.w[name + ".weight"]
+    y = ops.mul_mat_id(b.ctx, weight, b.seen(weight, x), ids)
     scale = b.w.get(name + ".scale")  # one an expert
     if scale is not None:
         factors = ops.get_rows(b.ctx, ops.reshape(b.ctx, scale, 1, scale.ne[0]), flat(b, ids))
         y = ops.mul(b.ctx, y, ops.reshape(b.ctx, factors, 1, *ids.ne[:2]))
+    for pair, factor in _changes(b, name):
+        change = ops.mul_mat_id(b.ctx, pair.b, ops.mul_mat_id(b.ctx, pair.a, x, ids), ids)
+        y = ops.add(b.ctx, y, ops.scale(b.ctx, change, factor))
     bias = b.w.get(name + ".bias")
     return y if bias is None else ops.add_id(b.ctx, y, bias, ids)
 
@@ -84,7 +106,12 @@ def output_head(b: Build, hidden: Tensor) -> Tensor:
     """Hidden states [n_embd, n] -> logits [n_vocab, n]; without an output matrix the embedding serves as one."""
     if "output.weight" in b.w:
         return linear(b, "output", hidden)
-    return ops.mul_mat(b.ctx, b.w["token_embd.weight"], hidden)
+    weight = b.w["token_embd.weight"]
+    y = ops.mul_mat(b.ctx, weight, b.seen(weight, hidden))
+    for pair, factor in _changes(b, "token_embd"):
+        inner = ops.mul_mat(b.ctx, ops.cont(b.ctx, ops.transpose(b.ctx, pair.b)), hidden)
+        y = ops.add(b.ctx, y, ops.scale(b.ctx, ops.mul_mat(b.ctx, pair.a, inner), factor))
+    return y
 
 
 # --- feed-forward -----------------------------------------------------------------------------------------------------

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine import ops
+from engine.activations import partner, rounded
 from engine.context import Context
 from engine.models.arch import Arch, Hparams
 from engine.ops.op import F32
 from engine.tensor import Tensor
+from quant import Format
+
+if TYPE_CHECKING:
+    from engine.adapters import Adapters
 
 Weights = Mapping[str, Tensor]
 
@@ -50,7 +55,9 @@ class Build:
     tokens: I32 [n]; positions: I32 [n], both None in the graph of `head`; embd: float32 [n_embd, n], where given,
     instead of tokens;
     out_rows: I32 [m], the tokens whose hidden states are wanted, None for all;
+    activations: what products see of x, see `engine/activations.py`;
     n_ctx: tokens that a sequence may grow to, 0 for those that it has here;
+    adapters, control: what is added to weights and between layers (`engine/adapters.py`);
     all_experts: tokens also go through the experts that were not chosen for them, with no effect on the result;
     extra: for what one layer leaves for others, or `embed` for all.
     """
@@ -65,8 +72,12 @@ class Build:
     out_rows: Tensor | None = None
     embd: Tensor | None = None
     n_ctx: int = 0
+    activations: str = "f32"
+    adapters: Adapters = ()
+    control: Mapping[int, Tensor] = field(default_factory=dict)
     all_experts: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    _seen: dict[tuple[Tensor, Format | None], Tensor] = field(default_factory=dict)
 
     @property
     def n_seq(self) -> int:
@@ -78,6 +89,8 @@ class Build:
         x = self.arch.embed(self) if self.embd is None else self.embd
         for i in range(self.h.n_layer):
             x = self.arch.layer(self, i, x)
+            if i in self.control:
+                x = ops.add(self.ctx, x, self.control[i])
         return self.arch.finish(self, x)
 
     def attend(
@@ -111,6 +124,15 @@ class Build:
         """Make `new`, of the same shape as `state` gave, what the tokens to come will find."""
         self.memory.keep(self, layer, name, new)
 
+    def seen(self, weight: Tensor, x: Tensor) -> Tensor:
+        """What the product of `weight` with x sees of x."""
+        if self.activations == "f32":
+            return x
+        key = x, partner(weight.format)
+        if key not in self._seen:
+            self._seen[key] = rounded(self.ctx, weight, x)
+        return self._seen[key]
+
     def last(self, layer: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """In the last layer, behind its attention, the wanted rows of tensors [size, n]: nobody reads the others."""
         if self.out_rows is None or layer != self.h.n_layer - 1:
@@ -120,9 +142,11 @@ class Build:
 
 @dataclass
 class Windows:
-    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept."""
+    """Sequences of equal length that begin with these tokens: nothing comes before, nothing is kept. causal: instead of
+    what layers ask for, None leaves it to them."""
 
     n_seq: int
+    causal: bool | None = None
     _shared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(
@@ -131,6 +155,8 @@ class Windows:
         if k is None or v is None:
             k, v = self._shared[layer]
         self._shared[layer] = (k, v)
+        if self.causal is not None:
+            options["causal"] = self.causal
         q, k, v = (ops.permute(b.ctx, self._apart(b.ctx, t), 0, 2, 1, 3) for t in (q, k, v))
         y = ops.attention(b.ctx, q, k, v, scale, **options)
         return ops.reshape(b.ctx, y, y.ne[0] * y.ne[1], y.ne[2] * y.ne[3])

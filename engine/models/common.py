@@ -72,6 +72,10 @@ def _under(name: str) -> Callable[[Any, Hparams], Mapping[str, Any]]:
     return lambda value, h: {f"rope_parameters.{name}": value}
 
 
+def _rope_type_name(value: Any, h: Hparams) -> Mapping[str, Any]:
+    return {} if value == "none" else {"rope_parameters.rope_type": value}
+
+
 _YARN = ("yarn",)
 _ROPE = "{arch}.rope."
 _SCALE = _ROPE + "scaling."
@@ -93,7 +97,7 @@ _ROWS = (
         lambda h: h.n_head,
         per_layer=True,
     ),
-    Hparam("rope_scaling_type", _SCALE + "type", _scaling_type, None, "string", inverse=_under("rope_type")),
+    Hparam("rope_scaling_type", _SCALE + "type", _scaling_type, None, "string", inverse=_rope_type_name),
     Hparam(
         "rope_scaling_factor",
         _SCALE + "factor",
@@ -299,6 +303,8 @@ def _nested(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 def _head_size(h: Hparams) -> int:
     n_head = max(h.n_head) if isinstance(h.n_head, (list, tuple)) else h.n_head
+    if h.n_embd % n_head:
+        raise EngineError(f"the embedding length {h.n_embd} is no multiple of the {n_head} heads, and no size is given")
     return h.n_embd // n_head
 
 

@@ -19,7 +19,7 @@ from engine.models.arch import Hparam, Hparams
 from engine.models.blocks import heads, linear, part, rms_norm
 from engine.models.build import Build
 from engine.models.mamba_block import D_CONV
-from engine.models.recurrent import apart, convolve
+from engine.models.recurrent import apart, check_kernel, convolve
 from engine.tensor import Tensor
 
 L2_EPS = 1e-6  # of the queries' and keys' norms; no config has it
@@ -64,6 +64,7 @@ def attends(h: Hparams, i: int) -> bool:
 
 def check_delta(h: Hparams) -> None:
     """What the block takes for granted. Raises EngineError."""
+    check_kernel(h)
     if h.n_group < 1 or h.n_ssm_head % h.n_group:
         raise EngineError(
             f"{h.n_ssm_head} heads of values do not repeat {h.n_group} of keys: 'linear_num_key_heads' must divide "

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine import ops
+from engine.errors import EngineError
 from engine.models.arch import Arch, Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
@@ -43,6 +44,14 @@ from engine.tensor import Tensor
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
+#: kinds of layers in configs
+WINDOW, FULL = "sliding_attention", "full_attention"
+
+
+def _back(key: str) -> Callable[[Any, Hparams], Mapping[str, Any]]:
+    """The way back for a setting of that name."""
+    return lambda value, h: {key: value}
+
 
 def _or(key: str, usual: Any) -> Callable[[Mapping[str, Any], Hparams], Any]:
     """A setting that the config leaves out where it is the usual one."""
@@ -54,16 +63,23 @@ def _or(key: str, usual: Any) -> Callable[[Mapping[str, Any], Hparams], Any]:
     return found
 
 
+def kinds_of_layers(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
+    """Which layers have a window, by the config's `layer_types`, None if it has none. Raises EngineError for others."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != h.n_layer or not set(kinds) <= {WINDOW, FULL}:
+        raise EngineError(f"'layer_types' does not name {WINDOW} or {FULL} for each of the {h.n_layer} layers")
+    return [kind == WINDOW for kind in kinds]
+
+
 def usual_period(period: int) -> Callable[[Mapping[str, Any], Hparams], list[bool] | None]:
     """Which layers have the window, if not all but every `period`-th, which readers take for granted."""
 
     def found(config: Mapping[str, Any], h: Hparams) -> list[bool] | None:
-        kinds = config.get("layer_types")
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         n = next((config[name] for name in names if config.get(name)), period)
-        slides = [(i + 1) % n != 0 for i in range(h.n_layer)]
-        if kinds is not None:
-            slides = [kind == "sliding_attention" for kind in kinds]
+        slides = kinds_of_layers(config, h) or [(i + 1) % n != 0 for i in range(h.n_layer)]
         return None if slides == [(i + 1) % period != 0 for i in range(h.n_layer)] else slides
 
     return found
@@ -102,27 +118,51 @@ def _base_of_windows(config: Mapping[str, Any], h: Hparams) -> float:
     return nested.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
 
 
-_BASE_OF_WINDOWS = Hparam("rope_base_swa", "{arch}.rope.freq_base_swa", _base_of_windows, 10000.0, "float32")
+_BASE_OF_WINDOWS = Hparam(
+    "rope_base_swa",
+    "{arch}.rope.freq_base_swa",
+    _base_of_windows,
+    10000.0,
+    "float32",
+    inverse=_back("rope_parameters.sliding_attention.rope_theta"),
+)
 _SHARED = rows(rope_base=unusual_base())
 _HEAD_SIZES = tuple(
-    Hparam(f"n_embd_head_{part}", f"{{arch}}.attention.{name}_length", _or("head_dim", 256))
+    Hparam(f"n_embd_head_{part}", f"{{arch}}.attention.{name}_length", _or("head_dim", 256), inverse=_back("head_dim"))
     for part, name in (("k", "key"), ("v", "value"))
 )
 #: of Gemma 3, whose first configs say only what differs from the 1B model
 _OF_GEMMA3 = {
-    "n_ctx_train": Hparam("n_ctx_train", "{arch}.context_length", _or("max_position_embeddings", 131072)),
-    "n_head": Hparam("n_head", "{arch}.attention.head_count", _or("num_attention_heads", 8)),
-    "n_head_kv": Hparam("n_head_kv", "{arch}.attention.head_count_kv", _or("num_key_value_heads", 4)),
+    "n_ctx_train": Hparam(
+        "n_ctx_train",
+        "{arch}.context_length",
+        _or("max_position_embeddings", 131072),
+        inverse=_back("max_position_embeddings"),
+    ),
+    "n_head": Hparam(
+        "n_head", "{arch}.attention.head_count", _or("num_attention_heads", 8), inverse=_back("num_attention_heads")
+    ),
+    "n_head_kv": Hparam(
+        "n_head_kv",
+        "{arch}.attention.head_count_kv",
+        _or("num_key_value_heads", 4),
+        inverse=_back("num_key_value_heads"),
+    ),
     "rope_base": Hparam(
         "rope_base",
         "{arch}.rope.freq_base",
         lambda config, h: rope_of(config).get("rope_theta") or 1e6,
         1e6,
         "float32",
+        inverse=_back("rope_parameters.rope_theta"),
     ),
     "rope_base_swa": _BASE_OF_WINDOWS,
     "norm_eps": Hparam(
-        "norm_eps", "{arch}.attention.layer_norm_rms_epsilon", _or("rms_norm_eps", 1e-6), kind="float32"
+        "norm_eps",
+        "{arch}.attention.layer_norm_rms_epsilon",
+        _or("rms_norm_eps", 1e-6),
+        kind="float32",
+        inverse=_back("rms_norm_eps"),
     ),
     "n_embd_head_k": _HEAD_SIZES[0],
     "n_embd_head_v": _HEAD_SIZES[1],
@@ -140,7 +180,7 @@ def _plus_one(row: TensorRow) -> TensorRow:
     """A norm's weight in the form that is multiplied with."""
     if not row.name.endswith("norm.weight"):
         return row
-    return replace(row, steps=(Map(lambda x: x + np.float32(1)),))
+    return replace(row, steps=(Map(lambda x: x + np.float32(1), lambda x: x - np.float32(1)),))
 
 
 _FIRST = (

@@ -19,17 +19,16 @@ from engine.models.build import Build
 from engine.models.common import N_VOCAB, has_window, rows, silent, window_of, window_rows
 from engine.models.decoder import LAYER, also_named, embedding_rows, ffn_rows, norm_row
 from engine.models.experts import experts, route
-from engine.models.gemma import GELU, SEEING_PARTS, TEXT_PARTS, cap_row, embed, head
+from engine.models.gemma import FULL, GELU, SEEING_PARTS, TEXT_PARTS, WINDOW, cap_row, embed, head, kinds_of_layers
 from engine.models.llama import finish
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
 
 # --- parameters -------------------------------------------------------------------------------------------------------
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _USUAL_ROPE: dict[str, Mapping[str, Any]] = {
-    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    WINDOW: {"rope_type": "default", "rope_theta": 1e4},
 }
 
 
@@ -40,8 +39,7 @@ def _rope(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 def _slides(config: Mapping[str, Any], h: Hparams) -> list[bool]:
     """Which layers have a window: five of six, and never the last."""
-    kinds = config.get("layer_types")
-    found = [(i + 1) % 6 != 0 for i in range(h.n_layer)] if kinds is None else [kind == _SLIDING for kind in kinds]
+    found = kinds_of_layers(config, h) or [(i + 1) % 6 != 0 for i in range(h.n_layer)]
     return [*found[:-1], False]
 
 
@@ -88,12 +86,12 @@ _HPARAMS = rows(
     n_ff=Hparam("n_ff", "{arch}.feed_forward_length", _n_ff, per_layer=True),
     n_head_kv=Hparam("n_head_kv", "{arch}.attention.head_count_kv", _n_head_kv, lambda h: h.n_head, per_layer=True),
     rope_base=Hparam(
-        "rope_base", "{arch}.rope.freq_base", lambda config, h: _rope(config, _FULL).get("rope_theta"), 1e6, "float32"
+        "rope_base", "{arch}.rope.freq_base", lambda config, h: _rope(config, FULL).get("rope_theta"), 1e6, "float32"
     ),
     rope_base_swa=Hparam(
         "rope_base_swa",
         "{arch}.rope.freq_base_swa",
-        lambda config, h: _rope(config, _SLIDING).get("rope_theta"),
+        lambda config, h: _rope(config, WINDOW).get("rope_theta"),
         1e4,
         "float32",
     ),
@@ -222,7 +220,7 @@ _LAYER_INPUT_ROWS = tuple(
 def _divisors(config: Mapping[str, Any], h: Hparams) -> np.ndarray | None:
     """Divisors of the frequencies of layers without a window, of which only the first pairs turn: those of the others
     are so large that these stay as they are."""
-    rope = _rope(config, _FULL)
+    rope = _rope(config, FULL)
     if rope.get("rope_type") != "proportional":
         return None
     n_turning = int(rope.get("partial_rotary_factor", 1.0) * h.n_embd_head_k // 2)

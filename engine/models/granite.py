@@ -1,15 +1,18 @@
-"""Granite 3: Llama with factors of the embeddings, the attention, both residual connections and the logits."""
+"""Granite 3, and Granite 4 where it has attention alone: Llama with factors of the embeddings, the attention, both
+residual connections and the logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from engine import ops
-from engine.models.arch import Hparam
+from engine.models.arch import Hparam, Hparams, TensorRow
 from engine.models.blocks import embed_tokens, ffn_gated, linear, output_head, qkv, rms_norm
 from engine.models.build import Build
 from engine.models.common import N_ROT, N_VOCAB
-from engine.models.decoder import LAYER, attention_rows, embedding_rows, ffn_rows, norm_row
+from engine.models.decoder import LAYER, Layers, attention_rows, embedding_rows, ffn_rows, half_of, norm_row
 from engine.models.llama import LLAMA, ROPE_FREQS
 from engine.models.rotary import rotate
 from engine.tensor import Tensor
@@ -22,6 +25,30 @@ SCALES = (
     Hparam("logit_scale", "{arch}.logit_scale", ("logits_scaling",), 0.0, "float32"),
 )
 
+
+def fused_ffn_rows(
+    suffix: str, source: str, size: Callable[[Hparams], int], layers: Layers = None, experts: bool = False
+) -> tuple[TensorRow, ...]:
+    """Gate, up and down of all experts, or of one feed-forward; gate and up are one tensor in checkpoints."""
+    count = (lambda h: h.n_expert) if experts else (lambda h: 1)
+
+    def shape(rows: Callable[[Hparams], int], columns: Callable[[Hparams], int]) -> Callable[[Hparams], tuple]:
+        return lambda h: (*((h.n_expert,) if experts else ()), rows(h), columns(h))
+
+    def width(h: Hparams) -> int:
+        return h.n_embd
+
+    wide = source + "input_linear.weight"
+    halves = tuple(half_of(which, lambda h, i: size(h), count) for which in (0, 1))
+    return (
+        TensorRow(f"blk.{{i}}.ffn_gate{suffix}.weight", wide, shape(size, width), halves[:1], layers=layers),
+        TensorRow(f"blk.{{i}}.ffn_up{suffix}.weight", wide, shape(size, width), halves[1:], layers=layers),
+        TensorRow(
+            f"blk.{{i}}.ffn_down{suffix}.weight", source + "output_linear.weight", shape(width, size), layers=layers
+        ),
+    )
+
+
 TENSORS = (
     *embedding_rows(),
     ROPE_FREQS,
@@ -29,7 +56,14 @@ TENSORS = (
     *attention_rows(permuted=True),
     *norm_row("ffn_norm", LAYER + "post_attention_layernorm"),
     *ffn_rows(),
+    *fused_ffn_rows("", LAYER + "shared_mlp.", lambda h: h.n_ff),
 )
+
+
+def is_attention_alone(config: Mapping[str, Any]) -> bool:
+    """Whether a config of Granite 4 has neither layers with a state nor experts: then the model is as Granite 3."""
+    kinds = config.get("layer_types") or ("mamba",)
+    return all(kind in ("attention", "full_attention") for kind in kinds) and not config.get("num_local_experts")
 
 
 def scaled(b: Build, x: Tensor, factor: float) -> Tensor:
@@ -68,10 +102,12 @@ def head(b: Build, hidden: Tensor) -> Tensor:
 GRANITE = replace(
     LLAMA,
     name="granite",
-    hf_names=("GraniteForCausalLM",),
+    hf_names=("GraniteForCausalLM", "GraniteMoeHybridForCausalLM"),
     extra_hparams=(N_VOCAB, N_ROT, *SCALES),
     tensors=TENSORS,
     embed=embed,
     layer=layer,
     head=head,
+    refused=(*LLAMA.refused, ("position_embedding_type", ("rope",), "other positions")),
+    fits=lambda config: "GraniteForCausalLM" in config["architectures"] or is_attention_alone(config),
 )

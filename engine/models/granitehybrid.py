@@ -3,7 +3,7 @@ factors of embeddings, attention, residual connections and logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from engine.models.arch import Arch, Hparam, Hparams, TensorRow, at
 from engine.models.blocks import ffn_gated, linear, qkv, rms_norm
 from engine.models.build import Build
 from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows
-from engine.models.decoder import LAYER, Layers, attention_rows, embedding_rows, half_of, norm_row
+from engine.models.decoder import LAYER, attention_rows, embedding_rows, norm_row
 from engine.models.experts import moe
-from engine.models.granite import SCALES, embed, head, scaled
+from engine.models.granite import SCALES, embed, fused_ffn_rows, head, is_attention_alone, scaled
 from engine.models.llama import finish
 from engine.models.mamba_block import MAMBA2_HPARAMS, check_mamba2, mamba2, mamba2_rows, no_limits
 from engine.models.rotary import rotate
@@ -63,29 +63,6 @@ EXTRA = (
 )
 
 
-def _feed_forward_rows(
-    suffix: str, source: str, size: Callable[[Hparams], int], layers: Layers, experts: bool = False
-) -> tuple[TensorRow, ...]:
-    """Gate, up and down of all experts, or of one feed-forward; gate and up are one tensor in checkpoints."""
-    count = (lambda h: h.n_expert) if experts else (lambda h: 1)
-
-    def shape(rows: Callable[[Hparams], int], columns: Callable[[Hparams], int]) -> Callable[[Hparams], tuple]:
-        return lambda h: (*((h.n_expert,) if experts else ()), rows(h), columns(h))
-
-    def width(h: Hparams) -> int:
-        return h.n_embd
-
-    wide = source + "input_linear.weight"
-    halves = tuple(half_of(which, lambda h, i: size(h), count) for which in (0, 1))
-    return (
-        TensorRow(f"blk.{{i}}.ffn_gate{suffix}.weight", wide, shape(size, width), halves[:1], layers=layers),
-        TensorRow(f"blk.{{i}}.ffn_up{suffix}.weight", wide, shape(size, width), halves[1:], layers=layers),
-        TensorRow(
-            f"blk.{{i}}.ffn_down{suffix}.weight", source + "output_linear.weight", shape(width, size), layers=layers
-        ),
-    )
-
-
 TENSORS = (
     *embedding_rows(),
     *norm_row("attn_norm", LAYER + "input_layernorm"),
@@ -98,13 +75,11 @@ TENSORS = (
         lambda h: (h.n_expert, h.n_embd),
         layers=lambda h, i: h.n_expert > 0,
     ),
-    *_feed_forward_rows(
-        "_exps", LAYER + "block_sparse_moe.", lambda h: h.n_ff, lambda h, i: h.n_expert > 0, experts=True
-    ),
-    *_feed_forward_rows(
+    *fused_ffn_rows("_exps", LAYER + "block_sparse_moe.", lambda h: h.n_ff, lambda h, i: h.n_expert > 0, experts=True),
+    *fused_ffn_rows(
         "_shexp", LAYER + "shared_mlp.", lambda h: h.n_ff_shexp, lambda h, i: h.n_expert > 0 and h.n_ff_shexp > 0
     ),
-    *_feed_forward_rows("", LAYER + "shared_mlp.", lambda h: h.n_ff, lambda h, i: h.n_expert == 0),
+    *fused_ffn_rows("", LAYER + "shared_mlp.", lambda h: h.n_ff, lambda h, i: h.n_expert == 0),
 )
 
 
@@ -155,4 +130,5 @@ GRANITEHYBRID = Arch(
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
     check=check_mamba2,
+    fits=lambda config: not is_attention_alone(config),
 )

@@ -14,7 +14,7 @@ from engine.models.build import Build
 from engine.models.common import N_ROT, N_VOCAB, PLAIN_YARN, SCALED_ROPE, rows, silent
 from engine.models.decoder import LAYER, attention_rows, embedding_rows, expert_rows, ffn_rows, norm_row, qk_norm_rows
 from engine.models.experts import SIGMOID, moe
-from engine.models.recurrent import convolve
+from engine.models.recurrent import check_kernel, convolve
 from engine.models.rotary import rotate
 from engine.models.steps import Shape
 from engine.tensor import Tensor
@@ -42,7 +42,9 @@ def is_dense(h: Hparams, i: int) -> bool:
 
 def _n_head_kv(config: Mapping[str, Any], h: Hparams) -> list[int]:
     n = config.get("num_key_value_heads") or h.n_head
-    return [n if kind == "full_attention" else 0 for kind in config["layer_types"]]
+    kinds, numbers = config.get("layer_types"), config.get("full_attn_idxs")
+    attention: Any = numbers if kinds is None else [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    return [n if i in attention else 0 for i in range(h.n_layer if kinds is None else len(kinds))]
 
 
 def _n_ff(config: Mapping[str, Any], h: Hparams) -> int:
@@ -165,6 +167,7 @@ LFM2 = Arch(
         *PLAIN_YARN,
     ),
     runs=(("rope_scaling_type", (None, "none", "linear", "yarn")),),
+    check=check_kernel,
 )
 
 LFM2MOE = replace(

@@ -12,6 +12,7 @@ from engine.models.common import N_VOCAB, rows, silent
 from engine.models.decoder import embedding_rows, norm_row
 from engine.models.llama import finish
 from engine.models.mamba_block import D_CONV, D_STATE_KEYS, INNER_EPS, mamba1, mamba1_rows
+from engine.models.recurrent import check_kernel
 from engine.tensor import Tensor
 
 BACKBONE = "backbone.layers.{i}."
@@ -77,4 +78,5 @@ MAMBA = Arch(
         ("use_conv_bias", (True,), "a convolution without bias"),
     ),
     attends=False,
+    check=check_kernel,
 )

@@ -18,7 +18,7 @@ from engine.models.arch import Hparam, Hparams, TensorRow
 from engine.models.blocks import heads, linear, part, rms_norm
 from engine.models.build import Build
 from engine.models.decoder import Layers
-from engine.models.recurrent import apart, convolve
+from engine.models.recurrent import apart, check_kernel, convolve
 from engine.models.steps import Map, Shape
 from engine.tensor import Tensor
 
@@ -116,6 +116,7 @@ MAMBA2_HPARAMS = (
 
 def check_mamba2(h: Hparams) -> None:
     """What the block takes for granted. Raises EngineError."""
+    check_kernel(h)
     for small, large in (("n_ssm_head", "d_inner"), ("n_group", "n_ssm_head")):
         n, n_all = getattr(h, small), getattr(h, large)
         if n < 1 or n_all % n:

@@ -59,6 +59,8 @@ HPARAMS = rows(
     n_ff=replace(_ROWS["n_ff"], config=_n_ff),
     n_head_kv=replace(_ROWS["n_head_kv"], config=_n_head_kv),
     norm_eps=replace(LAYER_NORM_EPS, config=("layer_norm_epsilon", "norm_eps", "rms_norm_eps")),
+    n_embd_head_k=replace(_ROWS["n_embd_head_k"], config=("head_dim", "attention_head_dim")),
+    n_embd_head_v=replace(_ROWS["n_embd_head_v"], config=("head_dim", "attention_head_dim")),
     n_expert=None,
     n_expert_used=None,
     n_expert_groups=None,

@@ -42,7 +42,7 @@ from engine.tensor import Tensor
 LINEAR = LAYER + "linear_attn."
 
 #: checkpoints hold what is added to a norm's weight of 1
-PLUS_ONE = Map(lambda x: x + np.float32(1))
+PLUS_ONE = Map(lambda x: x + np.float32(1), lambda x: x - np.float32(1))
 
 
 ROTATED = partial_rotary(0.25)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from engine import ops
+from engine.errors import EngineError
+from engine.models.arch import Hparams
 from engine.models.build import Build
 from engine.tensor import Tensor
+
+
+def check_kernel(h: Hparams) -> None:
+    """A convolution looks back. Raises EngineError for one that does not."""
+    if h.d_conv < 2:
+        raise EngineError(f"a convolution over {h.d_conv} inputs ('d_conv'), expected 2 or more: the file is damaged")
 
 
 def apart(b: Build, x: Tensor, axis: int = 1) -> Tensor:

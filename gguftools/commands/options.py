@@ -19,6 +19,12 @@ Chunks = Annotated[
 ]
 Batch = Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Tokens that run at once, at least one chunk.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+Activations = Annotated[
+    str,
+    typer.Option(
+        "--activations", help="f32, or q8: rounded to 8 bits before they meet quantized weights, as llama.cpp does."
+    ),
+]
 Stride = Annotated[
     int,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gguftools import report
-from gguftools.commands.options import Batch, Calibration, Chunks, Context, Json, Stride, Threads
+from gguftools.commands.options import Activations, Batch, Calibration, Chunks, Context, Json, Stride, Threads
 from gguftools.commands.running import running, warn
 from gguftools.errors import GGUFError
 from gguftools.measure import N_BATCH, N_CTX
@@ -62,6 +62,7 @@ def perplexity(
     ] = False,
     multiple_choice_tasks: Annotated[int, typer.Option(min=0, help="Tasks to do; 0: all.")] = 0,
     imatrix: Calibration = None,
+    activations: Activations = "f32",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -85,6 +86,8 @@ def perplexity(
         raise GGUFError("a base model, saved logits, saving logits and tasks exclude each other; choose one")
     if stride and save_logits is not None:
         raise GGUFError("the file of logits has no place for a stride; leave --ppl-stride out")
+    if activations != "f32" and (base_logits is not None or save_logits is not None or chosen):
+        raise GGUFError("--activations goes with perplexity and --kl-divergence only")
     if text is None and base_logits is None:
         raise GGUFError("which text? Name a file with -f")
     if chosen:
@@ -113,7 +116,7 @@ def perplexity(
         else:
             assert text is not None
             result = measure.perplexity(
-                model, text, ctx_size, chunks, base, batch_size, threads, on_chunk, stride, partial=True
+                model, text, ctx_size, chunks, base, batch_size, threads, on_chunk, stride, True, activations
             )
     if json:
         against = base or base_logits

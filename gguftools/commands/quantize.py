@@ -114,10 +114,32 @@ def quantize(
         str | None,
         typer.Option(help="Pre-tokenizer to name, for Hugging Face folders.", show_default=False),
     ] = None,
+    weighting: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Of weights without importance: reference, or robust (all columns alike: better, other bytes).",
+        ),
+    ] = "reference",
+    refine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Stay close to the original on this text (`random`: on random tokens); repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    refine_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of it, for --refine.")] = 32768,
+    refine_ctx: Annotated[int, typer.Option(metavar="N", min=16, help="Tokens of a window, for --refine.")] = 256,
+    refine_eval: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Text of its own to report on, for --refine.", show_default=False),
+    ] = None,
     dry_run: DryRun = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
+    from gguftools.conversion.options import Options
     from gguftools.quantize_file import Settings
     from gguftools.quantize_file import ladder as run_ladder
     from gguftools.quantize_file import quantize as run
@@ -145,8 +167,21 @@ def quantize(
         sidecar=sidecar,
         reuse=reuse,
         max_buffer=max_buffer_size and max_buffer_size << 20,
-        pre=pre,
+        conversion=Options(pre=pre),
+        weighting=weighting,
     )
+    if refine and not dry_run:
+        kinds = (("--ladder", ladder), ("--imatrix", imatrix), ("--reuse", reuse), ("--prune-layers", prune_layers))
+        other = next((name for name, given in (*kinds, ("--keep-split", keep_split)) if given), None)
+        if other is not None:
+            raise GGUFError(f"--refine does not go with {other}")
+        _refined(
+            (source, output, load_recipe(recipe) if recipe is not None else kind),
+            (tuple(refine), refine_tokens, refine_ctx, refine_eval),
+            (options, threads or count, progress, settings),
+            json,
+        )
+        return
     shared = (imatrix, options, allow_requantize, threads or count, progress, dry_run, settings)
     if ladder is not None:
         results = run_ladder(
@@ -165,6 +200,42 @@ def quantize(
 
 
 quantize.__doc__ = HELP
+
+
+def _refined(model: Any, wanted: Any, rest: Any, json: bool) -> None:
+    """Quantize with refinement, and report."""
+    from gguftools.refining import Calibration, refine
+
+    texts, n_tokens, n_ctx, evaluation = wanted
+    source, output, kind = model
+    done = refine(source, output, kind, Calibration(texts, n_tokens, n_ctx, evaluation=evaluation), *rest)
+    for line in dict.fromkeys((*done.quantized.warnings, *done.warnings)):
+        report.warn(line)
+    if json:
+        report.print_json(done.summary())
+        return
+    show(done.quantized)
+    rows = [
+        (
+            f"{d.layers[0]}-{d.layers[-1]}",
+            f"{d.plain:.6f}",
+            *(f"{d.refined[name]:.6f}" for name in d.refined),
+            f"damping {d.choice:g}" if d.choice else "plain",
+        )
+        for d in done.decisions
+    ]
+    widest = max(done.decisions, key=lambda d: len(d.refined)).refined
+    first = [(*row[:-1], *[""] * (len(widest) + 3 - len(row)), row[-1]) for row in rows]
+    report.write()
+    report.table(("layers", "KLD plain", *(f"damping {name}" for name in widest), "kept"), first)
+    report.write()
+    for found in (done.held, done.evaluation):
+        if found is not None:
+            report.write(
+                f"{report.plain(found.text)}, {found.n_tokens:,} tokens: mean KLD {found.plain[0]:.6f} +- "
+                f"{found.plain[1]:.6f} plain, {found.refined[0]:.6f} +- {found.refined[1]:.6f} refined "
+                f"({found.change[0]:+.1%} +- {found.change[1]:.1%})"
+            )
 
 
 def positionals(

@@ -6,6 +6,7 @@ suggest. A card is written by hand: what is no text or list of texts is left out
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -62,13 +63,13 @@ _TEXTS = {
     "general.source.repo_url": ("repo_url", "model_repo_url"),
 }
 #: the order in which both are written
-_ORDER = (
+ORDER = (
     *("general.name", "general.author", "general.version", "general.organization", "general.finetune"),
     *("general.basename", "general.description", "general.size_label"),
     *("general.license", "general.license.name", "general.license.link"),
     *("general.source.url", "general.source.doi", "general.source.uuid", "general.source.repo_url"),
 )
-_ORIGINS = (  # key, names in the front matter
+ORIGINS = (  # key, names in the front matter
     ("general.base_model", ("base_model", "base_models", "base_model_sources")),
     ("general.dataset", ("datasets", "dataset", "dataset_sources")),
 )
@@ -119,13 +120,31 @@ def describe(
     name = replace(name, name=name.name or "model", size_label=name.size_label or size)
     texts = {key: _first_text(card, names) for key, names in _TEXTS.items()}
     texts |= {f"general.{part}": getattr(name, part) for part in _NAMES}
-    pairs: list[Pair] = [(key, text) for key in _ORDER if (text := texts[key])]
-    for key, names in _ORIGINS:
-        pairs += _origins(key, next((card[n] for n in names if n in card), None), n_params)
+    pairs: list[Pair] = [(key, text) for key in ORDER if (text := texts[key])]
+    for key, names in ORIGINS:
+        pairs += origins(key, next((card[n] for n in names if n in card), None), n_params)
     for key, names in _LISTS.items():
         if texts_found := [text for n in names for text in _texts(card.get(n))]:
             pairs.append((key, texts_found))
     return name, pairs
+
+
+def write_card(metadata: Mapping[str, Any]) -> str:
+    """A model card whose front matter says what the `general.*` keys do."""
+    spellings = {f"general.{part}": names for part, names in _NAMES.items()} | _TEXTS
+    lines = [
+        f"{names[0]}: {json.dumps(metadata[key], ensure_ascii=False)}"
+        for key, names in spellings.items()
+        if isinstance(metadata.get(key), str)
+    ]
+    for key, names in _LISTS.items():
+        if key in metadata:
+            lines.append(f"{names[-1] if key.endswith('languages') else names[0]}: {json.dumps(list(metadata[key]))}")
+    count = metadata.get("general.base_model.count", 0)
+    addresses = [metadata.get(f"general.base_model.{i}.repo_url", "") for i in range(count)]
+    bases = [url.partition("huggingface.co/")[2] for url in addresses if "huggingface.co/" in url]
+    lines += [f"base_model: {json.dumps(bases)}"] if bases else []
+    return "\n".join(["---", *lines, "---", ""])
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -159,7 +178,7 @@ def _first_text(card: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return next((",".join(texts) for n in names if (texts := _texts(card.get(n)))), None)
 
 
-def _origins(key: str, value: Any, n_params: int) -> list[Pair]:
+def origins(key: str, value: Any, n_params: int) -> list[Pair]:
     """Keys of the models or data sets that a model was made from: ids, addresses, or descriptions."""
     entries = value if isinstance(value, list) else [] if value is None else [value]
     found = [_origin(entry, n_params) for entry in entries if isinstance(entry, (str, dict))]

@@ -151,8 +151,11 @@ def size_label(n_params: int, n_experts: int = 0) -> str:
     return f"{scaled:.{digits}f}{unit}"
 
 
-def file_name(parts: ModelName, encoding: str) -> str:
-    """`{basename or name}[-size][-finetune][-version]-{encoding}.gguf`."""
+def file_name(parts: ModelName, encoding: str, kind: str = "") -> str:
+    """`{basename or name}[-size][-finetune][-version]-{encoding}[-kind].gguf`; a `vocab` has no size and encoding."""
     first = (parts.basename or parts.name or "ggml-model").strip().replace("/", "-")
-    rest = [part.strip() for part in (parts.size_label, parts.finetune, parts.version) if part]
-    return "-".join([first, *rest, encoding]).replace(" ", "-").replace("/", "-") + ".gguf"
+    alone = kind == "vocab"
+    size = None if alone else parts.size_label
+    rest = [part.strip() for part in (size, parts.finetune, parts.version) if part]
+    last = [kind] if alone else [encoding, kind] if kind else [encoding]
+    return "-".join([first, *rest, *last]).replace(" ", "-").replace("/", "-") + ".gguf"

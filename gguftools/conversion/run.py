@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from engine.models import arch_of_config
 from gguftools.conversion.card import Pair, describe, sampling
@@ -19,19 +21,25 @@ from gguftools.conversion.hf import check_handled, load_json, normalize, read_hp
 from gguftools.conversion.layouts import text_class, text_views
 from gguftools.conversion.mapping import is_skipped, mapped, numbers
 from gguftools.conversion.names import ModelName, file_name
+from gguftools.conversion.options import Options, described
+from gguftools.conversion.overflow import settle
 from gguftools.conversion.sentence import sentence_settings
 from gguftools.conversion.sources import logical
 from gguftools.conversion.transforms import Rows
 from gguftools.conversion.vocab import vocab_keys
 from gguftools.errors import GGUFError
+from gguftools.gguf.endian import BIG
 from gguftools.gguf.keys import type_of
-from gguftools.gguf.values import encode
+from gguftools.gguf.values import Field, encode
+from gguftools.gguf.writer import Writer
 from gguftools.quantizing.assemble import Progress, assemble, silent
 from gguftools.quantizing.pipeline import Job, Place
-from gguftools.quantizing.prepare import layout
+from gguftools.quantizing.prepare import layout, split_fields
 from gguftools.quantizing.scan import refuse, scan
-from gguftools.quantizing.source import of_item
+from gguftools.quantizing.source import SourceTensor, of_item
 from gguftools.safetensors import Checkpoint, SafetensorView, open_checkpoint
+from gguftools.toolbox.shards import shard_path
+from gguftools.toolbox.split import MAX_SHARDS
 from quant.errors import QuantError
 from quant.format import Format
 from quant.formats import FORMATS
@@ -44,6 +52,9 @@ QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts them
 
 #: outtype -> format of the weights, `general.file_type`
 OUTTYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
+
+#: block formats that checkpoints come in and that are kept as they are -> `general.file_type`
+NATIVE = {"MXFP4": 38, "NVFP4": 39}
 
 #: matrices that stay F32, by the name between the block number and `.weight`; so do vectors and `*_norm.weight`
 _F32_NAMES = (
@@ -77,7 +88,8 @@ class Conversion:
     """What is to be done, or was: everything but the weights is known.
 
     output: the file; keys: its metadata; items: its tensors in order; inputs: files that are read; model_name: what
-    names of files are made of; fallbacks: names of tensors whose rows did not fit the format, and that became F16.
+    names of files are made of; fallbacks: names of tensors whose rows did not fit the format, and that became F16;
+    options: what else was asked for.
     """
 
     output: Path
@@ -88,6 +100,20 @@ class Conversion:
     inputs: list[Path]
     model_name: ModelName
     fallbacks: tuple[str, ...]
+    options: Options = field(default_factory=Options)
+
+    @property
+    def outputs(self) -> list[tuple[Path, list[str]]]:
+        """The files that are written, and the names of their tensors."""
+        groups = [[item.name for item in self.items]]
+        if self.options.split is not None:
+            groups = self.options.split.groups([(item.name, item.n_bytes) for item in self.items])
+        if len(groups) == 1:
+            return [(self.output, groups[0])]
+        if len(groups) > MAX_SHARDS:
+            raise GGUFError(f"{len(groups):,} files are too many (at most {MAX_SHARDS:,}); raise the limit")
+        stem = self.output.with_name(self.output.name.removesuffix(".gguf"))
+        return [(shard_path(stem, i, len(groups)), names) for i, names in enumerate(groups)]
 
     @property
     def n_weights(self) -> int:
@@ -103,6 +129,7 @@ class Conversion:
         keys = dict(self.keys)
         return {
             "output": str(self.output),
+            "outputs": [str(path) for path, _ in self.outputs],
             "name": keys["general.name"],
             "architecture": self.architecture,
             "outtype": self.outtype,
@@ -124,6 +151,7 @@ def convert(
     progress: Progress = silent,
     selftest: bool = False,
     imatrix: str | os.PathLike | None = None,
+    options: Options | None = None,
 ) -> Conversion:
     """Convert a Hugging Face folder to a GGUF file; the bytes are those that llama.cpp's converter writes.
 
@@ -131,7 +159,8 @@ def convert(
     is then made from the model's. outtype: f32, f16, bf16, q8_0, or auto: that of the source; or a preset such as
     Q4_K_M, which gives what quantizing the file of `auto` would, in one pass. pre: name of the pre-tokenizer, instead
     of the one found. threads: None means all cores. progress: `gguftools.progress.progress` or the like. selftest: also
-    write texts with the ids that they must give (`engine.tokenizer`). imatrix: importance, for presets.
+    write texts with the ids that they must give (`engine.tokenizer`). imatrix: importance, for presets. options: more
+    (`conversion.options.Options`); its `pre` and `selftest` count, too.
 
     >>> import gguftools, os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -142,24 +171,43 @@ def convert(
     Raises GGUFError, EngineError and QuantError for everything that can be known before the first byte is written,
     and for weights that are not finite or do not fit the type; then no file is left behind.
     """
-    if outtype.lower() in (*OUTTYPES, "auto"):
+    options = _options(options, pre, selftest)
+    if outtype.lower() in (*OUTTYPES, "auto") or options.vocab_only:
         if imatrix is not None:
             raise GGUFError(f"an importance matrix has no use for {outtype}; name a preset such as Q4_K_M")
-        conversion = plan(source, output, outtype, pre, selftest)
+        conversion = settled(plan(source, output, outtype, options=options), threads, progress)
         write(conversion, threads, progress)
         return conversion
-    return _quantized(source, output, outtype, pre, threads, progress, selftest, imatrix)
+    return _quantized(source, output, outtype, threads, progress, imatrix, options)
+
+
+def _options(options: Options | None, pre: str | None, selftest: bool) -> Options:
+    found = options or Options()
+    return replace(found, pre=pre or found.pre, selftest=selftest or found.selftest)
+
+
+def planned(
+    source: str | os.PathLike,
+    output: str | os.PathLike | None,
+    outtype: str,
+    imatrix: str | os.PathLike | None,
+    options: Options,
+) -> Conversion:
+    """What `convert` would do, presets included; nothing is written."""
+    if outtype.lower() in (*OUTTYPES, "auto") or options.vocab_only:
+        return plan(source, output, outtype, options=options)
+    return _quantized(source, output, outtype, None, silent, imatrix, options, dry_run=True)
 
 
 def _quantized(
     source: str | os.PathLike,
     output: str | os.PathLike | None,
     outtype: str,
-    pre: str | None,
     threads: int | None,
     progress: Progress,
-    selftest: bool,
     imatrix: str | os.PathLike | None,
+    options: Options,
+    dry_run: bool = False,
 ) -> Conversion:
     """Conversion and quantization in one pass."""
     from gguftools.quantize_file import Settings, quantize
@@ -169,11 +217,13 @@ def _quantized(
     except QuantError as error:
         kinds = f"{', '.join(OUTTYPES)}, auto and presets such as Q4_K_M"
         raise GGUFError(f"unknown outtype '{outtype}'; there are {kinds} ({error})") from None
-    conversion = plan(source, None, "auto", pre, selftest)
+    if options.bigendian:
+        raise GGUFError(f"{preset.name} is written little-endian; use `gguftools convert-endian` on the file then")
+    conversion = plan(source, None, "auto", options=options)
     names = file_name(conversion.model_name, preset.name)
     path = _output_path(Path(source), None if output is None else Path(output), names, preset.name)
-    settings = Settings(pre=pre, selftest=selftest)
-    done = quantize(source, path, preset, imatrix, None, False, threads, progress, False, settings)
+    settings = Settings(conversion=options)
+    done = quantize(source, path, preset, imatrix, None, False, threads, progress, dry_run, settings)
     items = {item.name: item for item in conversion.items}
     return replace(
         conversion,
@@ -191,27 +241,35 @@ def plan(
     outtype: str = "auto",
     pre: str | None = None,
     selftest: bool = False,
+    options: Options | None = None,
 ) -> Conversion:
     """What `convert` would do. Reads no weights; raises all that `convert` does but for weights."""
     folder = Path(source)
+    options = _options(options, pre, selftest)
     if outtype != "auto" and outtype.lower() not in OUTTYPES:
         raise GGUFError(f"unknown outtype '{outtype}'; there are {', '.join(OUTTYPES)} and auto")
     written = load_json(folder / "config.json")
     arch = arch_of_config(text_class(written))
     config = {**normalize(written), **sentence_settings(folder)}
     check_handled(written, config, arch)
-    checkpoint = open_checkpoint(folder)
-    views = list(text_views(folder, _in_order(checkpoint)))
+    checkpoint = None if options.vocab_only else open_checkpoint(folder)
+    views = [] if checkpoint is None else list(text_views(folder, _in_order(checkpoint)))
     h, common, own = read_hparams({**config, **numbers({view.name: view for view in views}, arch)}, arch)
     views = [view for view in views if not is_skipped(view.name, arch)]
-    tensors = mapped(folder, logical(views, config, folder), arch, config, h)
+    tensors = mapped(folder, logical(views, config, folder), arch, config, h) if checkpoint is not None else {}
     chosen = _auto(views) if outtype == "auto" else outtype.lower()
     target, file_type = OUTTYPES[chosen]
-    items = [Item(name, rows, _format_of(name, rows.shape, FORMATS[target])) for name, rows in tensors.items()]
+    items = [Item(name, rows, _format_of(name, rows, FORMATS[target])) for name, rows in tensors.items()]
+    native = {item.format.name for item in items} & set(NATIVE)
+    if native and target != "Q8_0":
+        file_type = NATIVE[native.pop()]
     fallbacks = tuple(item.name for item in items if item.format.name == "F16" != target)
     for name in fallbacks:
         log.warning("%s: rows of %d do not fit %s: F16 is used", name, tensors[name].shape[-1], target)
     model_name, description = describe(folder, config, {item.name: item.rows.shape for item in items})
+    if options.vocab_only:
+        description = [pair for pair in description if pair[0] != "general.size_label"]
+    model_name, description = described(model_name, description, options)
     keys: list[Pair] = [
         ("general.architecture", arch.name),
         ("general.type", "model"),
@@ -221,11 +279,21 @@ def plan(
         ("general.file_type", file_type),
         *own,
         ("general.quantization_version", QUANTIZATION_VERSION),
-        *vocab_keys(folder, config, pre, selftest),
+        *vocab_keys(folder, config, options.pre, options.selftest),
     ]
-    path = _output_path(folder, None if output is None else Path(output), file_name(model_name, target), target)
-    inputs = [*checkpoint.files, *folder.glob("*.json")]
-    return Conversion(path, arch.name, target, keys, items, inputs, model_name, fallbacks)
+    name = file_name(model_name, target, "vocab" if options.vocab_only else "")
+    path = _output_path(folder, None if output is None else Path(output), name, target)
+    inputs = [*(checkpoint.files if checkpoint is not None else ()), *folder.glob("*.json")]
+    return Conversion(path, arch.name, target, keys, items, inputs, model_name, fallbacks, options)
+
+
+def settled(conversion: Conversion, threads: int | None = None, progress: Progress = silent) -> Conversion:
+    """A plan in which no weight is beyond F16. Raises GGUFError with their number, if that is what was asked for."""
+    n_bytes = sum(item.n_bytes for item in conversion.items if item.format.name == "F16" != item.rows.dtype)
+    if not n_bytes:
+        return conversion
+    with progress("looking for overflow", n_bytes) as advance:
+        return replace(conversion, items=settle(conversion.items, conversion.options.on_overflow, threads, advance))
 
 
 def write(conversion: Conversion, threads: int | None = None, progress: Progress = silent) -> None:
@@ -233,11 +301,30 @@ def write(conversion: Conversion, threads: int | None = None, progress: Progress
     sources = {item.name: of_item(item) for item in conversion.items}
     with progress("scanning", sum(t.n_bytes for t in sources.values())) as advance:
         refuse(sources, scan(sources.values(), False, threads, advance))
-    choices = [Choice(t.name, t.shape, t.format, t.format, "", t.format) for t in sources.values()]
+    choices = {t.name: Choice(t.name, t.shape, t.format, t.format, "", t.format) for t in sources.values()}
     fields = [encode(key, value, type_of(key)) for key, value in conversion.keys]
-    file = layout(conversion.output, fields, choices)
-    jobs = [Job(t, (Place(0, t.format, file.offsets[t.name]),)) for t in sources.values()]
-    assemble([file], jobs, conversion.inputs, "convert", threads=threads, progress=progress, verb="converting")
+    outputs = conversion.outputs
+    count = [split_fields(i, len(outputs), len(sources)) if len(outputs) > 1 else [] for i in range(len(outputs))]
+    keys = [[*(fields if i == 0 else ()), *count[i]] for i in range(len(outputs))]  # the first file has them all
+    if conversion.options.bigendian:
+        for (path, names), own in zip(outputs, keys):
+            _write_big(path, own, [sources[name] for name in names], conversion.inputs)
+        return
+    files = [layout(path, own, [choices[name] for name in names]) for (path, names), own in zip(outputs, keys)]
+    place = {name: i for i, (_, names) in enumerate(outputs) for name in names}
+    jobs = [Job(t, (Place(i := place[t.name], t.format, files[i].offsets[t.name]),)) for t in sources.values()]
+    assemble(files, jobs, conversion.inputs, "convert", threads=threads, progress=progress, verb="converting")
+
+
+def _write_big(path: Path, keys: list[Field], tensors: list[SourceTensor], inputs: list[Path]) -> None:
+    """A big-endian file, tensor after tensor."""
+    with Writer(path, inputs, byte_order=BIG) as w:
+        for key in keys:
+            w.add_field(key)
+        for t in tensors:
+            w.declare(t.name, t.shape, t.format)
+        for t in tensors:
+            w.write(t.name, (np.ascontiguousarray(t.raw(lo, hi)) for lo, hi in t.spans()))
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -255,7 +342,10 @@ def _auto(views: list[SafetensorView]) -> str:
     return next((names[v.dtype] for v in views if len(v.shape) > 1 and v.dtype in names), "f16")
 
 
-def _format_of(name: str, shape: tuple[int, ...], target: Format) -> Format:
+def _format_of(name: str, rows: Rows, target: Format) -> Format:
+    shape = rows.shape
+    if rows.dtype in NATIVE:
+        return FORMATS[rows.dtype]
     stem = name.removesuffix(".weight")
     if stem.startswith("blk."):
         stem = stem.split(".", 2)[2]
@@ -268,6 +358,6 @@ def _output_path(folder: Path, output: Path | None, name: str, target: str) -> P
     if output is None or output.is_dir():
         return (output or folder) / name
     filled = output.name
-    for field in ("ftype", "outtype"):
-        filled = filled.replace(f"{{{field}}}", target.lower()).replace(f"{{{field.upper()}}}", target)
+    for word in ("ftype", "outtype"):
+        filled = filled.replace(f"{{{word}}}", target.lower()).replace(f"{{{word.upper()}}}", target)
     return output.with_name(filled)

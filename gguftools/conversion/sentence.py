@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.pooling import BY_NUMBER
+from engine.pooling import BY_NUMBER, POOLINGS
 from gguftools.conversion.hf import load_json
 from gguftools.errors import GGUFError
 from gguftools.files import read_whole
@@ -43,7 +43,7 @@ def sentence_settings(folder: Path) -> dict[str, Any]:
     if found is None:
         other = [key for key, value in settings.items() if key.startswith("pooling_mode") and value is not False]
         what = f"'{other[0]}' is {settings[other[0]]!r}" if other else "no kind of pooling is set"
-        raise GGUFError(f"{file}: {what}; GGUF has {', '.join(_NUMBERS)}")
+        raise GGUFError(f"{file}: {what}; GGUF has {', '.join(POOLINGS)}")
     return {"pooling_type": _NUMBERS[found]}
 
 

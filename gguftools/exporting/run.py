@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.models import get_arch
+from gguftools.conversion.card import write_card
 from gguftools.conversion.transforms import Rows
 from gguftools.errors import GGUFError, naming
 from gguftools.exporting.config import config_of, generation_config_of
@@ -93,6 +94,7 @@ def export(
         config = config_of(model.metadata, model.tensors, arch, h, OUTTYPES[target])
         files = vocabulary_of(model.metadata) | {"config.json": config}
         files["generation_config.json"] = generation_config_of(model.metadata)
+        files["README.md"] = write_card(model.metadata).encode()
         done: tuple[str, ...] = ()
         if not dry_run:
             with _scratch(folder) as scratch:

@@ -53,6 +53,8 @@ def checkpoint(tensors: Mapping[str, TensorView], arch: Arch, h: Hparams) -> dic
             view = left.pop(name, None)
             if not any(row.sources):
                 continue
+            if view is None and name in tensors:
+                continue  # an earlier row has it: this one is another way to store it
             if view is None:
                 if not row.optional:
                     raise GGUFError(f"tensor '{name}' is missing; the file is incomplete")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from gguftools.gguf.endian import LITTLE, swapped
 from gguftools.gguf.reader import TensorView
 from gguftools.gguf.values import Field
 from quant.format import Format
+
+if TYPE_CHECKING:
+    from gguftools.conversion.options import Options
 
 PIECE = 1 << 18  # weights that a thread holds as float32 at a time: 1 MiB
 
@@ -152,16 +155,16 @@ class Model:
 
 
 @contextmanager
-def open_model(path: str | os.PathLike, pre: str | None = None, selftest: bool = False) -> Iterator[Model]:
-    """The model at `path`, a GGUF file, any shard of a set, or a Hugging Face folder; pre, selftest: as `convert`
-    takes them.
+def open_model(path: str | os.PathLike, options: Options | None = None) -> Iterator[Model]:
+    """The model at `path`, a GGUF file, any shard of a set, or a Hugging Face folder; options: of the
+    conversion of a folder.
 
     Raises GGUFError and EngineError for what cannot be read or is no model. Errors of the block name the path.
     """
     path = Path(path)
     if path.is_dir():
         with naming(path):
-            yield _folder(path, pre, selftest)
+            yield _folder(path, options)
         return
     from gguftools.toolbox.shards import open_set
 
@@ -187,13 +190,13 @@ def of_view(view: TensorView) -> SourceTensor:
     return SourceTensor(view.name, view.name, view.name, view.shape, view.format, fetch)
 
 
-def _folder(path: Path, pre: str | None, selftest: bool) -> Model:
+def _folder(path: Path, options: Options | None) -> Model:
     from gguftools.conversion.names import file_name
     from gguftools.conversion.run import plan
     from gguftools.gguf import keys
     from gguftools.gguf.values import encode
 
-    conversion = plan(path, None, "auto", pre, selftest)
+    conversion = plan(path, None, "auto", options=options)
     fields = {key: encode(key, value, keys.type_of(key)) for key, value in conversion.keys}
     tensors = {item.name: of_item(item) for item in conversion.items}
     return Model(

@@ -245,7 +245,12 @@ def _tensors(c: _Context) -> Iterator[Fault]:
         h = arch.read_hparams(metadata)
         expected = arch.expected_tensors(h)
     except EngineError as error:
-        yield Fault("parameter", str(error).rpartition(":")[0] or str(error), "convert the original model again")
+        message, again = str(error).rpartition(":")[0] or str(error), "convert the original model again"
+        named = re.match(r"key '([^']+)'", message)
+        if named is not None and named[1] in c.values:
+            yield c.key_fault("parameter", named[1], message, again)
+        else:
+            yield Fault("parameter", message, again)
         return
     if c.values.get(keys.SPLIT_COUNT):
         return

@@ -507,3 +507,124 @@ def test_an_interrupt_leaves_memory_in_order(session, ids, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         c.decode(ids)
     assert c.memory.pos_max(0) == -1
+
+
+# --- families ---
+
+FAMILIES = (
+    "apertus", "cohere", "deepseek2", "falcon", "gemma2", "gemma3", "gemma4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+    "granite", "granitehybrid", "llama3-rope", "mamba", "mistral-swa", "mixtral", "nemotron_h", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen3moe", "qwen3next", "smollm3", "stablelm", "starcoder2",
+)  # fmt: skip
+#: those with states, or with learned positions
+FIXED = ("gpt2", "granitehybrid", "mamba", "nemotron_h", "qwen35", "qwen3next")
+
+
+@pytest.fixture(scope="module")
+def family(shared, tmp_path_factory, request):
+    """(session, ids) of one of the random models."""
+    folder = shared / "golden" / "arch" / request.param
+    path = tmp_path_factory.mktemp(request.param) / "m.gguf"
+    gguftools.convert(folder, path, "f32")
+    return gguftools.load(path, threads=2), [int(i) for i in np.load(folder / "expected.npz")["ids1"][:60]]
+
+
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+def test_families_through_the_cache(family):
+    """Experts, windows, states, and both: the same through the memory, cut in any way, and side by side."""
+    session, ids = family
+    whole, other = log_softmax(session.logits(ids)), log_softmax(session.logits(ids[::-1][:25]))
+    for n_ubatch in (512, 7):
+        c = context(session, n_ubatch=n_ubatch)
+        np.testing.assert_allclose(run(c, ids), whole, atol=1e-3)
+    c.memory.clear()
+    for i in range(10):
+        np.testing.assert_allclose(run(c, ids[i : i + 1]), whole[i : i + 1], atol=1e-3)
+    for unified in (True, False):
+        two = context(session, 512, n_seq_max=2, kv_unified=unified, n_ubatch=16)
+        batch = Batch()
+        for i in range(50):
+            batch.add(ids[i] if i < 25 else ids[::-1][i - 25], i % 25, (i // 25,), True)
+        two.process(batch)
+        found = log_softmax(two.all_logits())
+        np.testing.assert_allclose(found[:25], whole[:25], atol=1e-3)
+        np.testing.assert_allclose(found[25:], other, atol=1e-3)
+        two.memory.copy(0, 1)
+        np.testing.assert_allclose(run(two, ids[25:35], seq=1), whole[25:35], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES, indirect=True)
+def test_moved_positions_of_families(family, request):
+    """Rotations of all kinds, of parts of the keys, of none, in windows too."""
+    session, ids = family
+    c = context(session, n_ubatch=16)
+    run(c, ids[:40])
+    assert c.memory.can_shift == (request.node.callspec.params["family"] not in FIXED)
+    if not c.memory.can_shift:
+        with pytest.raises(EngineError, match="cannot be moved"):
+            c.memory.add(0, 0, -1, 5)
+        return
+    c.memory.add(0, 0, -1, 5)
+    np.testing.assert_allclose(run(c, ids[40:]), log_softmax(session.logits(ids))[40:], atol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
+def test_positions_that_were_never_learned(family):
+    session, ids = family
+    n = session.n_ctx_train
+    c = context(session, 2 * n)
+    for _ in range(n // 32):
+        c.process([ids[0]] * 32)
+    assert c.decode([ids[0]]) is Code.INVALID
+    assert f"position {n} in the batch: the model has learned {n}" in c.error
+
+
+@pytest.mark.parametrize("family", ["mamba", "granitehybrid"], indirect=True)
+def test_states_do_not_go_back(family):
+    session, ids = family
+    whole = log_softmax(session.logits(ids))
+    c = context(session, n_ubatch=16)
+    run(c, ids[:20])
+    assert not c.memory.remove(0, 10)
+    assert c.memory.pos_max(0) == 19
+    assert not c.memory.can_shift
+    with pytest.raises(EngineError, match="cannot be moved"):
+        c.memory.add(0, 0, -1, 3)
+    assert c.memory.remove(0, 20)
+    np.testing.assert_allclose(run(c, ids[20:30]), whole[20:30], atol=1e-3)
+    assert c.memory.remove(0)
+    np.testing.assert_allclose(run(c, ids[:30]), whole[:30], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["mamba"], indirect=True)
+def test_a_failed_run_of_a_model_with_states(family, monkeypatch):
+    """States of a ubatch that failed are half written: the sequence is forgotten."""
+    session, ids = family
+    c = context(session)
+    run(c, ids[:20])
+    c.abort = lambda: True
+    assert c.decode(ids[20:30]) is Code.ABORTED
+    assert c.memory.pos_max(0) == -1
+    c.abort = None
+    np.testing.assert_allclose(run(c, ids[:30]), log_softmax(session.logits(ids[:30])), atol=1e-3)
+
+
+def test_bytes_of_states(shared, tmp_path):
+    """Mamba: a convolution's last columns and one matrix a layer, in float32, whatever the context."""
+    gguftools.convert(shared / "golden" / "arch" / "mamba", tmp_path / "m.gguf", "f32")
+    session = gguftools.load(tmp_path / "m.gguf", threads=1)
+    sizes = {context(session, n_ctx, n_seq_max=2).memory.nbytes for n_ctx in (512, 1024)}
+    h = session.hparams
+    assert sizes == {2 * 4 * h.n_layer * (h.d_inner * (h.d_conv - 1) + h.d_inner * h.d_state)}
+
+
+def test_half_of_the_memory_on_another_backend(tiny, ids, whole):
+    """Keys and values are host memory, which every backend reads and writes."""
+    from engine.backends import get_backend
+    from engine.scheduler import Scheduler
+
+    scheduler = Scheduler([get_backend("reference"), get_backend("cpu", 2)])
+    c = context(gguftools.load(tiny["f32"], backend=scheduler), n_ubatch=16)
+    for i in range(20, 40, 5):
+        c.memory.clear()
+        np.testing.assert_allclose(run(c, ids[:i]), whole[:i], atol=1e-4)

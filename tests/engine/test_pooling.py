@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.pooling import BY_NUMBER, POOLINGS, normalize, pool, pooling_of
+from engine.pooling import BY_NUMBER, POOLINGS, name_of, normalize, pool
 
 STATES = np.array([[1, 2, 2], [3, 0, 4], [5, 1, 0]], np.float32)
 
@@ -27,9 +27,9 @@ def test_unit():
 
 
 def test_numbers_in_files():
-    assert [pooling_of(value) for value in (None, *BY_NUMBER)] == [None, None, "mean", "cls", "last"]
+    assert [name_of(value) for value in (None, *BY_NUMBER)] == [None, None, "mean", "cls", "last"]
     with pytest.raises(EngineError, match="pooling type 4 is unknown"):
-        pooling_of(4)
+        name_of(4)
 
 
 def test_errors():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ENGINE = Path(__file__).resolve().parents[2] / "engine"
 TESTS = Path(__file__).resolve().parent
-FOLDERS = (TESTS, TESTS / "sampling", TESTS.parent / "gguftools")
+FOLDERS = (TESTS, TESTS / "sampling", TESTS / "generation", TESTS.parent / "gguftools")
 TEXT = (ENGINE / "README.md").read_text(encoding="utf-8")
 
 
@@ -35,6 +35,7 @@ def test_every_row_names_tests_that_are_there():
 
 
 def test_every_file_named_is_there():
-    named = set(re.findall(r"`((?:ops|kernels|backends|models)/\w*(?:\.py)?|\w+\.py)", TEXT)) - {"page.html"}
+    folders = "ops|kernels|backends|models|cache|generation"
+    named = set(re.findall(rf"`((?:{folders})/\w*(?:\.py)?|\w+\.py)", TEXT)) - {"page.html"}
     missing = [name for name in named if not any((folder / name).exists() for folder in (ENGINE, *FOLDERS))]
     assert not missing

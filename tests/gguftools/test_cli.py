@@ -160,9 +160,9 @@ def test_unknown_architecture(tiny_folder, tmp_path, capsys):
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
     line = fails(capsys, "convert", folder, "-o", tmp_path / "out.gguf")
-    assert "unsupported model class MambaForCausalLM; this version has: " in line
+    assert "unsupported model class UnheardOfForCausalLM; this version has: " in line
 
 
 def test_unknown_type_names_the_nearest(files, capsys):

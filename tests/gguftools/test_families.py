@@ -310,15 +310,39 @@ def test_config_of_the_first_llama(converted, tmp_path):
     np.testing.assert_array_equal(ours.logits(ids), theirs.logits(ids))
 
 
-def renamed(path, beginning, other):
+def renamed(path, change):
     """Give tensors of a safetensors file other names."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + size])
-    text = json.dumps(
-        {other + k.removeprefix(beginning) if k.startswith(beginning) else k: v for k, v in header.items()}
-    )
-    path.write_bytes(struct.pack("<Q", len(text)) + text.encode() + data[8 + size :])
+    header = {change(name): entry for name, entry in json.loads(data[8 : 8 + size]).items()}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def old_bert(name):
+    for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+        name = name.replace(new, old)
+    return "bert." + name if name.startswith(("embeddings", "encoder")) else name
+
+
+#: folder -> (what other releases call its tensors, one that they have besides)
+OTHER_NAMES = {
+    "gpt2": (lambda name: name.removeprefix("transformer."), "h.0.attn.bias"),
+    "bert": (old_bert, "cls.predictions.bias"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_of_tensors(name, shared, converted, tmp_path):
+    checkpoint = folders(shared)[name]
+    change, more = OTHER_NAMES[name]
+    folder = variant(checkpoint, tmp_path / name, config_of(checkpoint), more)
+    renamed(folder / "model.safetensors", change)
+    gguftools.convert(folder, tmp_path / "other.gguf", "f32")
+    with GGUF(tmp_path / "other.gguf") as other, GGUF(converted(checkpoint)) as same:
+        assert set(other.tensors) == set(same.tensors)
+        for name, tensor in other.tensors.items():
+            np.testing.assert_array_equal(tensor.data, same.tensors[name].data)
 
 
 @pytest.mark.parametrize("outer", ["language_model.model.", "model.language_model."])
@@ -330,10 +354,11 @@ def test_text_part_of_a_model_that_sees(name, outer, shared, converted, tmp_path
     (kind,) = config.pop("architectures")
     config = {"architectures": [kind.replace("CausalLM", "ConditionalGeneration")], "text_config": config}
     folder = variant(checkpoint, tmp_path / name, config, "model.vision_tower.patches.weight")
-    renamed(folder / "model.safetensors", "model.layers", outer + "layers")
-    renamed(folder / "model.safetensors", "model.embed", outer + "embed")
-    renamed(folder / "model.safetensors", "model.per", outer + "per")
-    renamed(folder / "model.safetensors", "model.norm", outer + "norm")
+    seen = "model.vision_tower."
+    renamed(
+        folder / "model.safetensors",
+        lambda name: outer + name.removeprefix("model.") if name.startswith("model.") and seen not in name else name,
+    )
     gguftools.convert(folder, tmp_path / "text.gguf", "f32")
     ids = np.load(checkpoint / "expected.npz")["ids1"]
     ours, theirs = (gguftools.load(path, threads=2) for path in (tmp_path / "text.gguf", converted(checkpoint)))
@@ -416,6 +441,14 @@ HOSTILE = {
         {"num_kv_shared_layers": 3},
         ("shared_kv_layers", "is 3 of 6"),
     ),
+    "fewer kinds than layers": (
+        "gemma4",
+        {"layer_types": ["full_attention"]},
+        ("'layer_types'", "each of the 6 layers"),
+    ),
+    "another kind of layer": ("gemma2", {"layer_types": ["chunked_attention"] * 4}, ("'layer_types'", "4 layers")),
+    "heads of no size": ("gpt2", {"n_head": 5}, ("64 is no multiple of the 5 heads",)),
+    "heads of a sentence": ("bert", {"num_attention_heads": 5}, ("64 is no multiple of the 5 heads",)),
     "layers of their own": (
         "gemma4",
         {"per_layer_config": {"5": {"head_dim": 64}, "0": {"head_dim": 16}}},

@@ -749,7 +749,8 @@ FOLDERS = [p for place in (SHARED / "golden" / "arch", DATA / "families") for p 
 FAMILIES = [
     path.parent
     for path in sorted(FOLDERS)
-    if any(n in arch.hf_names for arch in ARCHS.values() for n in json.loads(path.read_text())["architectures"])
+    if any(path.parent.glob("*.safetensors"))  # some share the weights of another
+    and any(n in arch.hf_names for arch in ARCHS.values() for n in json.loads(path.read_text())["architectures"])
 ]
 
 

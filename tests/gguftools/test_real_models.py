@@ -7,7 +7,7 @@ import pytest
 
 import gguftools
 from engine.errors import EngineError
-from engine.pooling import normalize, pool, pooling_of
+from engine.pooling import name_of, normalize, pool
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def minilm(minilm_folder, tmp_path_factory):
 def test_minilm_embeddings(minilm, shared):
     """Tokens and embeddings of four sentences are those of the original."""
     golden = np.load(shared / "golden" / "minilm.npz")
-    assert pooling_of(minilm.hparams.pooling) == "mean"
+    assert name_of(minilm.hparams.pooling) == "mean"
     for i, (text, ids) in enumerate(zip(golden["sentences"], json.loads(str(golden["ids"])))):
         assert minilm.tokenize(str(text)) == ids
         states = minilm.hidden(np.array([ids]))

@@ -175,6 +175,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconMambaForCausalLM",
         {"hidden_size": 32, "state_size": 16, "expand": 2, "intermediate_size": 64},
     ),
+    "granite4-attention": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            "hidden_size": 32,
+            "layer_types": ["attention", "attention"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.25,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "mamba_n_heads": 8,
+        },
+    ),
     "granitehybrid-rope": (
         "GraniteMoeHybridForCausalLM",
         MAMBA2
@@ -298,6 +314,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": (
         "PhimoeForCausalLM",
         {
+            "intermediate_size": 32,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": 32,
