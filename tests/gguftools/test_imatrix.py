@@ -149,7 +149,7 @@ def test_json_lines(tiny, tmp_path):
         ('{"messages": ["Hi"]}', "line 1 has a message without role and content"),
         (
             '{"messages": [{"role": "user", "content": "Hi"}]}',
-            "t.jsonl: its conversations cannot be rendered: the model has no",
+            "jsonl: its conversations cannot be rendered: the model",
         ),
     ],
 )
