@@ -101,7 +101,11 @@ def _json_lines(path: Path, content: str, session: Session | None) -> tuple[str,
         return "\n".join(texts), False
     if session is None:
         raise GGUFError(f"{path}: conversations need a model with a chat template")
-    return "".join([*(t + "\n" for t in texts), *render_chats(session, chats)]), True
+    try:
+        rendered = render_chats(session, chats)
+    except GGUFError as error:
+        raise GGUFError(f"{path}: its conversations cannot be rendered: {error}") from None
+    return "".join([*(t + "\n" for t in texts), *rendered]), True
 
 
 def _first(record: object, fields: Sequence[str], kind: type) -> Any:
@@ -121,7 +125,7 @@ def _message(path: Path, line: int, message: object) -> dict[str, Any]:
 def render_chats(session: Session, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     """Conversations as the model's template writes them, without the beginning of a reply.
 
-    Raises GGUFError for a model without a template, and for one that cannot be rendered.
+    Raises GGUFError as `templates.chat_template` and `templates.render_all` do.
     """
     from gguftools.templates import chat_template, render_all, special_texts
 

@@ -147,7 +147,10 @@ def test_json_lines(tiny, tmp_path):
         ('{"other": 1}', "line 1 has neither a text"),
         ("[1, 2]", "line 1 has neither a text"),
         ('{"messages": ["Hi"]}', "line 1 has a message without role and content"),
-        ('{"messages": [{"role": "user", "content": "Hi"}]}', "no chat template"),
+        (
+            '{"messages": [{"role": "user", "content": "Hi"}]}',
+            "jsonl: its conversations cannot be rendered: the model",
+        ),
     ],
 )
 def test_bad_json_lines(tiny, tmp_path, capsys, content, message):
@@ -164,6 +167,14 @@ def test_templates_that_fail(tiny, tmp_path, template):
     (tmp_path / "t.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
     with pytest.raises(GGUFError, match="the chat template cannot be rendered"):
         read_corpus(tmp_path / "t.jsonl", Chatty(tiny, template))
+
+
+def test_many_conversations(tiny, tmp_path):
+    """More than one rendering takes come out whole and in order."""
+    lines = [json.dumps({"messages": [{"role": "user", "content": str(i)}]}) for i in range(1203)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    text = read_corpus(tmp_path / "t.jsonl", Chatty(tiny, TEMPLATE)).text
+    assert text == "".join(f"<user>{i}\n" for i in range(1203))
 
 
 # --- interruption -----------------------------------------------------------------------------------------------------
