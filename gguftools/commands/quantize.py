@@ -114,6 +114,40 @@ def quantize(
         str | None,
         typer.Option(help="Pre-tokenizer to name, for Hugging Face folders.", show_default=False),
     ] = None,
+    target_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="In place of TYPE: types per tensor for the best file of at most so many bytes, as 4.2G.",
+            show_default=False,
+        ),
+    ] = None,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(metavar="BITS", min=1, max=32, help="The same by bits per weight.", show_default=False),
+    ] = None,
+    target_text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What the tensors are measured on, for a target.", show_default=False),
+    ] = None,
+    target_table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Measurements: used if the file is there, else kept in it.", show_default=False
+        ),
+    ] = None,
+    min_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=TYPE", help="At least this for matching tensors, for a target.", show_default=False
+        ),
+    ] = None,
+    max_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=TYPE", help="At most this for matching tensors, for a target.", show_default=False
+        ),
+    ] = None,
     weighting: Annotated[
         str,
         typer.Option(
@@ -147,7 +181,12 @@ def quantize(
     from gguftools.recipe_file import load_recipe
     from quant.mixes import PlanOptions
 
-    source, output, kind, count = positionals(arguments, recipe is not None, ladder is not None, out)
+    has_target = target_size is not None or target_bpw is not None
+    if has_target and (
+        recipe is not None or ladder is not None or (target_size is not None and target_bpw is not None)
+    ):
+        raise GGUFError("--target-size, --target-bpw, --recipe and --ladder exclude each other")
+    source, output, kind, count = positionals(arguments, recipe is not None or has_target, ladder is not None, out)
     options = PlanOptions(
         pure=pure,
         leave_output_tensor=leave_output_tensor,
@@ -170,13 +209,25 @@ def quantize(
         conversion=Options(pre=pre),
         weighting=weighting,
     )
+    wanted: Any = load_recipe(recipe) if recipe is not None else kind
+    if has_target:
+        from gguftools.allocating import recipe_for
+        from gguftools.commands.running import running
+
+        with running("measuring", "KLD", "passes") as step:
+            wanted, chosen = recipe_for(
+                source, target_size, target_bpw, target_text, target_table, imatrix,
+                tensor_types(min_type or [], None), tensor_types(max_type or [], None), threads or count, step,
+            )  # fmt: skip
+        told = f"predicted mean KLD: {chosen.predicted:.6f} (of tensors measured one by one, plainly quantized)"
+        report.warn(told)
     if refine and not dry_run:
         kinds = (("--ladder", ladder), ("--imatrix", imatrix), ("--reuse", reuse), ("--prune-layers", prune_layers))
         other = next((name for name, given in (*kinds, ("--keep-split", keep_split)) if given), None)
         if other is not None:
             raise GGUFError(f"--refine does not go with {other}")
         _refined(
-            (source, output, load_recipe(recipe) if recipe is not None else kind),
+            (source, output, wanted),
             (tuple(refine), refine_tokens, refine_ctx, refine_eval),
             (options, threads or count, progress, settings),
             json,
@@ -188,7 +239,7 @@ def quantize(
             source, [part.strip() for part in ladder.split(",") if part.strip()], output or ".", *shared
         )
     else:
-        results = [run(source, output, load_recipe(recipe) if recipe is not None else kind, *shared)]
+        results = [run(source, output, wanted, *shared)]
     for line in dict.fromkeys(line for result in results for line in result.warnings):
         report.warn(line)
     if json:

@@ -156,7 +156,7 @@ def test_command(tiny, tmp_path):
     assert found["warnings"] == []
     done = CliRunner().invoke(app, [*arguments[:7], "--json", "--imatrix", str(out)])
     assert done.exit_code == 1
-    assert "--refine does not go with --imatrix" in done.output
+    assert "--refine does not go with --imatrix" in str(done.exception)
 
 
 def test_overlap():
